@@ -2,15 +2,18 @@
 
 import logging
 
+from configs.groups.speculation import SpeculativeConfig
 from configs.options import Options
 from protos import inference_pb2
 from runtime.wire import MAX_FORCED_TOKENS
-from scheduler.core.messages import CoreSettings
+from scheduler.core.messages import CoreSettings, Speculation
 
 log = logging.getLogger("octavo.scheduler")
 
 # Default threshold of a long prefill, as a fraction of max_model_len, if several prefills share a step (vLLM's rule).
 _LONG_PREFILL_FRACTION = 0.04
+# The drafters of the core by method; other methods draft in the workers.
+_CORE_DRAFTERS = {"auto": ("ngram", "suffix"), "ngram": ("ngram",), "suffix": ("suffix",)}
 
 
 def core_settings(
@@ -19,9 +22,10 @@ def core_settings(
     num_swap_blocks: int = 0,
     *,
     holds_constrained: bool = False,
+    drafter: str = "",
 ) -> CoreSettings:
     """Makes the core's settings. The other arguments are from the workers' Ready: block counts are the minimum over
-    the ranks, and one rank that holds constrained sequences is enough.
+    the ranks, and one rank that holds constrained sequences is enough. drafter: the workers' own; empty: none.
 
     Logs a warning if the options rule out some prompts, or have no effect.
     """
@@ -48,11 +52,34 @@ def core_settings(
         num_stages=options.pipeline_parallel_size,
         holds_constrained=holds_constrained,
         max_forced_tokens=MAX_FORCED_TOKENS,
+        speculation=_speculation(options.speculative_config, has_drafter=bool(drafter)),
         max_queued_requests=options.max_queued_requests,
         max_queued_tokens=options.max_queued_tokens,
     )
     _warn(settings)
     return settings
+
+
+def _speculation(config: SpeculativeConfig | None, *, has_drafter: bool) -> Speculation | None:
+    """None: no sequence gets drafts but forced tokens."""
+    if config is None:
+        return None
+    drafters = _CORE_DRAFTERS.get(config.method, ())
+    if not drafters and not has_drafter:
+        log.warning(
+            "speculative_config: the workers have no drafter for method=%s, so no sequence gets drafts: start them "
+            "with the same speculative_config",
+            config.method,
+        )
+        return None
+    return Speculation(
+        num_speculative_tokens=config.num_speculative_tokens,
+        drafters=drafters,
+        workers_draft=has_drafter,
+        prompt_lookup_min=config.prompt_lookup_min,
+        prompt_lookup_max=config.prompt_lookup_max,
+        max_cached_outputs=config.suffix_decoding_max_cached_requests,
+    )
 
 
 def _warn(settings: CoreSettings) -> None:

@@ -13,7 +13,11 @@ from scheduler.core.core import Core
 from scheduler.core.messages import ChoiceStart, GroupRequest, Plan, SequenceEnd, SequenceKey, StepOutputs
 from scheduler.ranks.step_wire import GroupSampling, StepCodec, is_constrained, stop_rules
 from scheduler.settings import core_settings
+from scheduler.step_costs import StepCostMeter
 from worker.step.runner import PendingResult, StepRunner
+
+# The core is told every so many steps what they cost, if that has changed.
+_STEPS_BETWEEN_COSTS = 32
 
 
 @dataclass(slots=True)
@@ -74,6 +78,7 @@ class Engine:
         )
         self._core = Core(settings)
         self._codec = StepCodec(epoch=0)
+        self._costs = StepCostMeter()
         # At most max_steps_in_flight.
         self._in_flight: deque[_Step] = deque()
 
@@ -108,6 +113,7 @@ class Engine:
             sampling=GroupSampling(sampling, group=group, first_choice=0),
             bypass_prefix_cache=sampling.HasField("prompt_logprobs"),
             is_constrained=is_constrained(sampling),
+            max_drafts=sampling.num_speculative_tokens if sampling.HasField("num_speculative_tokens") else None,
         )
         if rejection := self._core.submit(request, time.monotonic()):
             raise InvalidRequest(rejection.message)
@@ -137,6 +143,7 @@ class Engine:
         before_result = time.perf_counter()
         result = step.pending.result()
         computing = step.seconds + time.perf_counter() - before_result
+        self._note_cost(step.plan, computing)
         outcome = self._codec.decode(result)
         outputs = _by_sequence(self._core.apply(outcome.result, time.monotonic()))
         total = time.perf_counter() - start - seconds_begun + step.seconds
@@ -147,6 +154,13 @@ class Engine:
         times.forward += result.timing.forward
         times.sampling += result.timing.sample
         return EngineOutput(plan=step.plan, prompt_logprobs=outcome.prompt_logprobs, sequences=outputs)
+
+    def _note_cost(self, plan: Plan, seconds: float) -> None:
+        if self._core.settings.speculation is None:
+            return
+        self._costs.note(plan, seconds)
+        if self.times.num_steps % _STEPS_BETWEEN_COSTS == 0 and (costs := self._costs.take()):
+            self._core.set_costs(costs)
 
 
 def _by_sequence(outputs: StepOutputs) -> list[SequenceOutput]:

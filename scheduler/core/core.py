@@ -25,6 +25,7 @@ from scheduler.core.messages import (
     Result,
     SequenceEnd,
     SequenceKey,
+    StepCosts,
     StepOutputs,
     Timeline,
 )
@@ -32,6 +33,7 @@ from scheduler.core.planner import Planner
 from scheduler.core.policies import ORDER_POLICIES, age_of
 from scheduler.core.results import Results, no_outputs
 from scheduler.core.snapshot import Snapshot, restore, save
+from scheduler.core.speculation import Speculator
 from scheduler.core.state.request import Group, Sequence
 from scheduler.core.state.state import State
 
@@ -48,8 +50,10 @@ class Core:
         self._order = ORDER_POLICIES[settings.scheduling_policy]
         self._num_arrivals = 0
         self._state = State(settings)
-        self._planner = Planner(self._state)
-        self._results = Results(self._state)
+        drafting = self._state.drafting
+        speculator = None if drafting is None else Speculator(self._state, drafting)
+        self._planner = Planner(self._state, speculator)
+        self._results = Results(self._state, speculator)
 
     # --- Requests come and go
 
@@ -144,6 +148,11 @@ class Core:
         """Applies the result of the oldest plan in flight; returns its tokens and ends. Ignores any other step's."""
         awaited = self._state.in_flight.take(result.step)
         return no_outputs() if awaited is None else self._results.apply(awaited, result, now)
+
+    def set_costs(self, costs: StepCosts) -> None:
+        """Takes what steps have cost lately. Call it now and then: it decides how many drafts pay."""
+        if self._state.drafting is not None:
+            self._state.drafting.costs.set(costs)
 
     def take_ends(self) -> list[SequenceEnd]:
         """Returns the ends since the last call that no step caused. Call after `submit`, `blame_step` and `resize`."""

@@ -34,10 +34,7 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCosts:
-    """What steps have cost lately, in seconds: a step of n tokens takes about the value at n, linear in between.
-
-    An input of the core: it decides how many drafts pay. The step loop measures it, and the trace records it.
-    """
+    """What steps have cost lately, in seconds, by their tokens; linear in between. It decides how many drafts pay."""
 
     # Increasing; the first is 1.
     num_tokens: tuple[int, ...]
@@ -77,14 +74,10 @@ class CoreSettings:
     max_steps_in_flight: int = 1
     # Pipeline stages. With more than one, a sequence is in at most one step in flight.
     num_stages: int = 1
-    # Maximum number of draft tokens of a sequence in one step. With more than 0, a sequence is in at most one step in
-    # flight.
-    num_speculative_tokens: int = 0
     # True if a sequence with a constraint is in at most one step in flight; others are not held back.
     holds_constrained: bool = False
-    # None: no drafts but forced tokens.
+    # None: no drafts but forced tokens, of a sequence with a constraint at most max_forced_tokens in one step.
     speculation: Speculation | None = None
-    # Maximum number of draft tokens of a sequence with a constraint in one step.
     max_forced_tokens: int = 16
     max_queued_requests: int = 2048
     max_queued_tokens: int = 4_194_304
@@ -202,7 +195,7 @@ class Plan:
     decode_rows: np.ndarray
     # (row, tokens computed in this step), in batch order, after the decodes: prefills, and rows with drafts.
     chunks: list[tuple[int, int]] = field(default_factory=list)
-    # (row, draft tokens): the last of that row's tokens in `chunks`.
+    # (row, draft tokens): the last of that row's tokens in `chunks`, in the order of the chunks.
     drafts: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     # (row that samples, number of drafts that the workers' drafter proposes after its tokens).
     wanted_drafts: list[tuple[int, int]] = field(default_factory=list)
@@ -229,8 +222,7 @@ class Result:
     token_ids: np.ndarray
     # By sequence, one opaque entry per token; only for sequences that asked for logprobs.
     logprobs: dict[int, list[object]] = field(default_factory=dict)
-    # By sequence: draft tokens to try after these tokens. At most num_speculative_tokens count, or max_forced_tokens of
-    # a sequence with a constraint.
+    # By sequence: draft tokens to try after these. Those of one with a constraint are forced.
     drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
     # Sequences whose logits were not finite, or that had no token left; the columns have only the tokens before that.
     failed: frozenset[int] = frozenset()
@@ -248,7 +240,7 @@ class SequenceEnd:
     stop_token_id: int | None = None
     # Prompt tokens found in the prefix cache when it first ran.
     num_cached_tokens: int = 0
-    # Draft tokens verified for it, and those of them that were accepted.
+    # Without forced tokens.
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     # For ERROR: the cause. no_token: its constraint and bans left no token.
@@ -332,15 +324,16 @@ class CoreStats:
     # Tokens looked up and found in the prefix cache when sequences first ran.
     num_prefix_queries: int = 0
     num_prefix_hits: int = 0
-    # Times that a sequence had drafts in a step; draft tokens planned, and those of them that were accepted.
-    num_drafts: int = 0
+    # Draft tokens planned and accepted, forced ones included.
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    # The accepted ones by their place among the drafts of a step. As long as the longest place so far.
-    num_accepted_by_position: tuple[int, ...] = ()
     num_steps: int = 0
     # Empty steps, run because another replica has work (lockstep).
     num_empty_steps: int = 0
+    # Without forced tokens: times that a sequence had drafts, their tokens, and the accepted ones by place in a step.
+    num_drafts: int = 0
+    num_speculated_tokens: int = 0
+    num_accepted_by_position: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

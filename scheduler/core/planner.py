@@ -4,6 +4,7 @@ import numpy as np
 
 from scheduler.core.messages import Moment, Plan
 from scheduler.core.policies import PREEMPTION_POLICIES, Chunking
+from scheduler.core.speculation import Speculator
 from scheduler.core.state.blocks import num_blocks_for
 from scheduler.core.state.decodes import Selection
 from scheduler.core.state.request import Sequence, SequenceStatus
@@ -15,8 +16,9 @@ _NONE = slice(0, 0)
 
 
 class Planner:
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(self, state: State, speculator: Speculator | None = None) -> None:
+        """speculator: None if no sequence gets drafts but forced tokens."""
+        self._state, self._speculator = state, speculator
         self._preemption = PREEMPTION_POLICIES[state.settings.preemption_policy]
 
     def plan(self, now: float) -> Plan | None:
@@ -28,6 +30,8 @@ class Planner:
             return None
         draft, budget = PlanDraft(), settings.max_num_batched_tokens
         selection, version = _NONE, state.decodes.version
+        if self._speculator is not None and len(state.in_flight) and settings.num_stages == 1:
+            self._speculator.hold_back()
         if not settings.enable_chunked_prefill:
             # Prefills go first, and never together with decodes.
             self._prefill(draft, budget, now)
@@ -42,7 +46,10 @@ class Planner:
         if state.decodes.version != version:
             # A prefill has preempted a selected sequence.
             selection = self._those_with_room(_size(selection))
-        if not draft.chunks and not _size(selection):
+        if self._speculator is not None and _size(selection):
+            num_left = settings.max_num_batched_tokens - _size(selection) - sum(count for _, count in draft.chunks)
+            selection = self._speculator.choose(selection, draft, num_left)
+        if not draft.chunks and not _size(selection) and draft.speculative is None:
             return None
         return self._finish(draft, selection)
 
@@ -124,16 +131,15 @@ class Planner:
     @property
     def _holds_one_step_each(self) -> bool:
         """True if any sequence is in at most one step in flight: the host must know its result to plan the next."""
-        settings = self._state.settings
-        return settings.num_stages > 1 or settings.num_speculative_tokens > 0
+        return self._state.settings.num_stages > 1
 
-    # --- Drafts and prefills
+    # --- Forced tokens and prefills
 
     def _choose_drafts(self, budget: int) -> int:
-        """Cuts drafts to the tokens and blocks that remain once every sequence has one token and a block for it.
+        """Cuts forced tokens to the tokens and blocks that remain once every sequence has one token and a block for it.
 
-        So drafts take neither from other sequences. A sequence left without drafts decodes as usual. Returns the number
-        of tokens that the sequences with drafts compute.
+        So they take neither from other sequences. A sequence left without them decodes as usual. Returns the number
+        of tokens that the sequences with forced tokens compute.
         """
         state, pool, block_size = self._state, self._state.pool, self._state.settings.block_size
         drafting = [sequence for sequence in state.running.drafting if not self._is_held(sequence)]
@@ -156,7 +162,7 @@ class Planner:
         return num_drafting
 
     def _verify_drafts(self, draft: PlanDraft, now: float) -> None:
-        """Adds one token and the drafts after it for each sequence that has drafts."""
+        """Adds one token and the forced ones after it for each sequence that has any."""
         state = self._state
         for sequence in list(state.running.drafting):
             if self._is_held(sequence):
@@ -340,6 +346,8 @@ class Planner:
             state.running.decode(sequence, num_planned=sequence.num_tokens + 1)
         state.in_flight.add(awaited)
         state.stats.num_steps += 1
+        if self._speculator is not None:
+            self._speculator.ask(plan, awaited)
         return plan
 
 

@@ -1,8 +1,11 @@
-"""Applies the results of plans: tokens, ends, and drafts for the next step."""
+"""Applies the results of plans: tokens, ends, and forced tokens for the next step."""
+
+from itertools import zip_longest
 
 import numpy as np
 
 from scheduler.core.messages import Moment, Result, SequenceEnd, StepOutputs
+from scheduler.core.speculation import Speculator
 from scheduler.core.state.blocks import num_blocks_for
 from scheduler.core.state.decodes import Selection
 from scheduler.core.state.request import Sequence
@@ -23,8 +26,9 @@ def no_outputs() -> StepOutputs:
 
 
 class Results:
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(self, state: State, speculator: Speculator | None = None) -> None:
+        """speculator: None if no sequence gets drafts but forced tokens."""
+        self._state, self._speculator = state, speculator
 
     def apply(self, awaited: StepInFlight, result: Result, now: float) -> StepOutputs:
         """Applies the result of a step. Ignores tokens of sequences that have ended or were preempted since; the latter
@@ -39,12 +43,14 @@ class Results:
             if sequence.generation == generation and generation not in result.failed:
                 group, choice = sequence.key
                 state.timelines.add(group, Moment.DECODING, now, choice=choice, step=awaited.step)
-        # `_take_columns` compares the positions.
-        is_usual = not awaited.drafts and result.num_tokens is None and not result.failed
-        if is_usual and result.sequences.tobytes() == awaited.generations.tobytes():
+        # Both `_take_columns` and `_take_several` compare the positions.
+        is_usual = not awaited.has_forced and not result.failed
+        if not is_usual or result.sequences.tobytes() != awaited.generations.tobytes():
+            outputs = self._take_one_by_one(awaited, result, now)
+        elif awaited.num_drafts is None and result.num_tokens is None:
             outputs = self._take_columns(awaited, result, now)
         else:
-            outputs = self._take_one_by_one(awaited, result, now)
+            outputs = self._take_several(awaited, result, now)
         state.stats.num_output_tokens += len(outputs.token_ids)
         for generation, drafts in result.drafts.items():
             self._take_drafts(generation, drafts)
@@ -75,6 +81,9 @@ class Results:
             outputs.logprobs = {
                 i: logprobs[generation] for i, generation in enumerate(generations) if generation in logprobs
             }
+        if self._speculator is not None:
+            indices = np.arange(selection.stop) if isinstance(selection, slice) else selection
+            self._speculator.take_tokens(*decodes.rows_of(indices), token_ids, None)
         # Most tokens end nothing: the stop rules are checked only for those that might.
         may_end = state.end_tokens.among(token_ids) | full
         if decodes.num_watched:
@@ -85,32 +94,121 @@ class Results:
                 self._end_if_it_should(sequence, outputs.ends, now)
         return outputs
 
+    # --- Columns of several tokens
+
+    def _take_several(self, awaited: StepInFlight, result: Result, now: float) -> StepOutputs:
+        """Takes a step in which decodes verified drafts."""
+        decodes = self._state.decodes
+        here, indices = decodes.locate(awaited.rows, awaited.generations)
+        given = np.ones(len(here), np.int64) if result.num_tokens is None else result.num_tokens.astype(np.int64)
+        num_drafts = np.zeros(len(here), np.int64) if awaited.num_drafts is None else awaited.num_drafts
+        first_tokens = decodes.output_positions(indices)
+        are_good = len(given) == len(here) and bool(((given >= 1) & (given <= 1 + num_drafts)).all())
+        if not are_good or first_tokens.tobytes() != result.positions[here].tobytes() or not len(indices):
+            return self._take_one_by_one(awaited, result, now)
+        token_ids, counts, num_drafts = result.token_ids, given[here], num_drafts[here]
+        if len(counts) < len(here):
+            token_ids = token_ids[here.repeat(given)]
+        counts, token_ids, ending = self._cut_at_ends(indices, counts, token_ids)
+        groups, choices = decodes.keys(indices)
+        rows, generations = decodes.rows_of(indices)
+        outputs = StepOutputs(
+            groups=groups, choices=choices, first_tokens=first_tokens, num_tokens=counts.astype(np.int32),
+            token_ids=token_ids,
+        )  # fmt: skip
+        if result.logprobs:
+            outputs.logprobs = {
+                i: result.logprobs[generation][:count]
+                for i, (generation, count) in enumerate(zip(generations.tolist(), counts.tolist(), strict=True))
+                if generation in result.logprobs
+            }
+        decodes.append_several(indices, counts, token_ids)
+        drafted = num_drafts > 0
+        self._take_verified(indices[drafted], counts[drafted])
+        ends = [decodes.sequences[index] for index in indices[ending].tolist()]
+        if self._speculator is not None:
+            self._speculator.take_tokens(rows, generations, token_ids, counts)
+        for sequence in ends:
+            decodes.settle(sequence)
+            self._end_if_it_should(sequence, outputs.ends, now)
+        return outputs
+
+    def _cut_at_ends(
+        self, indices: np.ndarray, counts: np.ndarray, token_ids: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, list[int]]:
+        """Drops tokens behind one that ends its sequence. Returns counts and tokens, and which sequences end."""
+        decodes, firsts = self._state.decodes, counts.cumsum() - counts
+        may_end = np.logical_or.reduceat(self._state.end_tokens.among(token_ids), firsts)
+        may_end |= counts >= decodes.num_missing(indices)
+        if decodes.num_watched:
+            may_end |= decodes.watched(indices)
+        ending, kept = [], counts
+        candidates = may_end.nonzero()[0]
+        for i, sequence in zip(candidates.tolist(), decodes.at(indices[candidates]), strict=True):
+            first, output = int(firsts[i]), sequence.output_token_ids
+            before = len(output)
+            for token in token_ids[first : first + int(counts[i])].tolist():
+                output.append(token)
+                if sequence.ending():
+                    ending.append(i)
+                    break
+            kept = counts.copy() if kept is counts else kept
+            kept[i] = len(output) - before
+            # `Decodes.append_several` adds them.
+            del output[before:]
+        if kept is not counts:
+            offsets = np.arange(len(token_ids)) - firsts.repeat(counts)
+            token_ids = token_ids[offsets < kept.repeat(counts)]
+        return kept, token_ids, ending
+
+    def _take_verified(self, indices: np.ndarray, counts: np.ndarray) -> None:
+        """Accepts drafts of decodes, which have got these numbers of tokens, and frees blocks they no longer need."""
+        state, decodes = self._state, self._state.decodes
+        if not len(indices):
+            return
+        decodes.verified(indices, counts - 1)
+        self._count_accepted(np.bincount(counts)[2:])
+        for sequence in decodes.at(decodes.with_full_blocks(indices, counts)):
+            state.prefix_cache.publish(sequence)
+        for sequence in decodes.at(decodes.with_spare_blocks(indices)):
+            self._trim(sequence)
+
+    def _count_accepted(self, times: np.ndarray) -> None:
+        """times[i]: how many sequences had i + 1 drafts accepted."""
+        stats, before = self._state.stats, self._state.stats.num_accepted_by_position
+        accepted = times[::-1].cumsum()[::-1].tolist()
+        stats.num_accepted_tokens += sum(accepted)
+        stats.num_accepted_by_position = tuple(map(sum, zip_longest(before, accepted, fillvalue=0)))
+
     # --- The slow path: one by one
 
     def _take_one_by_one(self, awaited: StepInFlight, result: Result, now: float) -> StepOutputs:
-        """Used where drafts are verified, or where the result is not what the plan expects."""
-        running, block_size = self._state.running, self._state.settings.block_size
+        """Used where forced tokens are verified, or where the result is not what the plan expects."""
+        running = self._state.running
         outputs = no_outputs()
         groups, choices, first_tokens, num_tokens, token_ids = [], [], [], [], []
         given = _by_sequence(result)
-        for generation, position in zip(awaited.generations.tolist(), awaited.positions.tolist(), strict=True):
+        rows, generations = [], []
+        counts = [0] * len(awaited.generations) if awaited.num_drafts is None else awaited.num_drafts.tolist()
+        for generation, position, num_drafts in zip(
+            awaited.generations.tolist(), awaited.positions.tolist(), counts, strict=True
+        ):
             sequence = running.by_generation.get(generation)
             if sequence is None:
                 continue
-            drafts = awaited.drafts.get(generation, ())
             first = position - sequence.num_prompt_tokens
             tokens = given.get((generation, first), ())
             has_failed, why = generation in result.failed, result.why_failed.get(generation, "")
             # Drafts may have been accepted before it failed.
-            if has_failed and not 1 <= len(tokens) <= len(drafts):
+            if has_failed and not 1 <= len(tokens) <= num_drafts:
                 outputs.ends.append(self._fail(sequence, why, now))
                 continue
-            if not 1 <= len(tokens) <= 1 + len(drafts):
+            if not 1 <= len(tokens) <= 1 + num_drafts:
                 number_of_them = "too many tokens" if tokens else "no token"
                 message = f"the workers returned {number_of_them} for it"
                 outputs.ends.append(self._state.fail(sequence, message, now))
                 continue
-            kept = self._append(sequence, tokens, drafts)
+            kept = self._append(sequence, tokens, num_drafts)
             if generation in result.logprobs:
                 outputs.logprobs[len(groups)] = result.logprobs[generation][: len(kept)]
             groups.append(sequence.key[0])
@@ -118,46 +216,63 @@ class Results:
             first_tokens.append(first)
             num_tokens.append(len(kept))
             token_ids += kept
+            rows.append(sequence.row)
+            generations.append(generation)
             if self._end_if_it_should(sequence, outputs.ends, now):
                 continue
             if has_failed:
                 outputs.ends.append(self._fail(sequence, why, now))
-            elif drafts:
-                self._give_back(sequence, block_size)
+            elif num_drafts:
+                self._give_back(sequence)
         outputs.groups = np.array(groups, np.int64)
         outputs.choices = np.array(choices, np.int32)
         outputs.first_tokens = np.array(first_tokens, np.int32)
         outputs.num_tokens = np.array(num_tokens, np.int32)
         outputs.token_ids = np.array(token_ids, np.int32)
+        if self._speculator is not None and rows:
+            columns = np.array(rows, np.int64), np.array(generations, np.int64)
+            self._speculator.take_tokens(*columns, outputs.token_ids, outputs.num_tokens.astype(np.int64))
         return outputs
 
-    def _append(self, sequence: Sequence, tokens: tuple[int, ...], drafts: tuple[int, ...]) -> list[int]:
+    def _append(self, sequence: Sequence, tokens: tuple[int, ...], num_drafts: int) -> list[int]:
         """Appends the tokens up to and including the one that ends the sequence; returns them."""
-        decodes = self._state.decodes
-        if sequence.is_decoding:
-            decodes.append_one(sequence, tokens[0])
-            decodes.settle(sequence)
-            return [tokens[0]]
-        kept = []
+        decodes, kept = self._state.decodes, []
         for token in tokens:
-            sequence.output_token_ids.append(token)
+            if sequence.is_decoding:
+                decodes.append_one(sequence, token)
+                decodes.settle(sequence)
+            else:
+                sequence.output_token_ids.append(token)
             kept.append(token)
             if sequence.ending():
                 break
-        self._state.stats.num_accepted_tokens += len(kept) - 1
-        # The KV of rejected drafts is void.
-        sequence.num_computed_tokens = sequence.num_tokens - 1
+        if not sequence.is_decoding:
+            self._state.stats.num_accepted_tokens += len(kept) - 1
+            # The KV of rejected drafts is void.
+            sequence.num_computed_tokens = sequence.num_tokens - 1
+        elif num_drafts:
+            self._count_accepted(np.bincount([len(kept)])[2:])
+            decodes.verified(np.array([decodes.index_of(sequence)]), np.array([len(kept) - 1]))
+            decodes.settle(sequence)
         return kept
 
-    def _give_back(self, sequence: Sequence, block_size: int) -> None:
+    def _give_back(self, sequence: Sequence) -> None:
         """Frees look-ahead blocks that are no longer needed; the sequence then decodes until it gets drafts again."""
-        state, needed = self._state, num_blocks_for(sequence.num_tokens, block_size)
+        self._trim(sequence)
+        self._state.prefix_cache.publish(sequence)
+        if not sequence.is_decoding:
+            self._state.running.decode(sequence, num_planned=sequence.num_tokens)
+
+    def _trim(self, sequence: Sequence) -> None:
+        """Frees the blocks of a settled sequence beyond its tokens."""
+        state = self._state
+        needed = num_blocks_for(sequence.num_tokens, state.settings.block_size)
         if len(sequence.block_ids) > needed:
             state.pool.release(sequence.block_ids[needed:])
             del sequence.block_ids[needed:]
             state.trimmed.append((sequence, sequence.generation, needed))
-        state.prefix_cache.publish(sequence)
-        state.running.decode(sequence, num_planned=sequence.num_tokens)
+            if sequence.is_decoding:
+                state.decodes.grew_one(sequence)
 
     def _fail(self, sequence: Sequence, why: str, now: float) -> SequenceEnd:
         """why: why no token was left; empty: logits were not finite."""
@@ -171,8 +286,8 @@ class Results:
         if ending is None:
             return False
         reason, stop_token_id = ending
-        ends.append(sequence.end(reason, stop_token_id))
         self._state.retire(sequence, reason, now)
+        ends.append(sequence.end(reason, stop_token_id))
         return True
 
     def _take_drafts(self, generation: int, drafts: tuple[int, ...]) -> None:
@@ -181,17 +296,20 @@ class Results:
         # A sequence whose next step is in flight already has no use for drafts, unless it waits for more of them.
         if sequence is None or not sequence.is_decoding:
             return
-        decodes, is_constrained = state.decodes, sequence.group.request.is_constrained
+        decodes = state.decodes
         known = decodes.num_known(sequence)
-        if decodes.num_planned(sequence) > known:
-            if is_constrained and len(drafts) >= _LEAST_WORTH_WAITING:
+        is_free = decodes.num_planned(sequence) == known
+        if not sequence.group.request.is_constrained:
+            if self._speculator is not None and is_free:
+                self._speculator.take_drafts(sequence, drafts)
+            return
+        if not is_free:
+            if len(drafts) >= _LEAST_WORTH_WAITING:
                 decodes.wait(sequence)
             return
         # The step also samples the token after the last accepted draft.
         most = sequence.num_prompt_tokens + sequence.max_tokens - known - 1
-        settings = state.settings
-        limit = max(settings.num_speculative_tokens, settings.max_forced_tokens if is_constrained else 0)
-        drafts = drafts[: max(0, min(most, limit))]
+        drafts = drafts[: max(0, min(most, state.settings.max_forced_tokens))]
         if drafts:
             state.running.draft(sequence, drafts)
 

@@ -1,7 +1,8 @@
 """Converts the whole state of a core to plain typed values, and back.
 
 It leaves out what follows from the rest (the waiting queue, deadlines, end tokens, hashes of unpublished blocks), what
-no plan depends on (cache events, ends that were not taken yet), and `GroupRequest.sampling`, which is opaque.
+no plan depends on (cache events, ends that were not taken yet), and `GroupRequest.sampling`, which is opaque. What
+drafters know of running sequences follows from the tokens: it is made anew, in the saved core and in the restored one.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ from collections import Counter
 import msgspec
 import numpy as np
 
-from scheduler.core.messages import ChoiceStart, CoreSettings, CoreStats, GroupRequest
+from scheduler.core.messages import ChoiceStart, CoreSettings, CoreStats, GroupRequest, StepCosts
 from scheduler.core.state.fault_isolation import Suspicion
 from scheduler.core.state.request import Group, Order, Sequence, SequenceStatus
 from scheduler.core.state.running import StepInFlight
@@ -45,6 +46,8 @@ class SavedSequence(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     num_swapped_tokens: int
     # Set while it decodes (`Decodes.wait`).
     waits: bool = False
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class SavedGroup(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -65,11 +68,25 @@ class SavedStep(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     generations: list[int]
     rows: list[int]
     positions: list[int]
+    # Forced tokens, by generation.
     drafts: dict[int, tuple[int, ...]]
     # Generations of the sequences that have not left their rows since.
     finishing: list[int]
     is_empty: bool = False
     num_prefill_tokens: int = 0
+    # Without forced ones. Empty: none has any.
+    num_drafts: list[int] = []
+
+
+class SavedDrafting(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """What drafters know besides the tokens of running sequences."""
+
+    costs: StepCosts | None
+    # By drafter and level: `Rates`.
+    hits: list[list[float]]
+    tries: list[list[float]]
+    # (tenant, cache_salt, its recent outputs)
+    recent_outputs: list[tuple[str, str, list[list[int]]]]
 
 
 class SavedPool(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -114,6 +131,7 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
     fault_isolation: SavedFaultIsolation
     # Counters of tenants, and their floor (`TenantShares`).
     shares: tuple[dict[str, float], float]
+    drafting: SavedDrafting | None = None
 
 
 # --- From a core
@@ -130,7 +148,7 @@ def save(state: State, num_arrivals: int) -> Snapshot:
         num_arrivals=num_arrivals,
         num_generations=state.running.num_generations,
         groups=[_save_group(group, state) for group in state.groups.values()],
-        in_flight=[_save_step(awaited) for awaited in state.in_flight],
+        in_flight=[_save_step(awaited, state.running.by_generation) for awaited in state.in_flight],
         pool=SavedPool(free=free, cached=cached, hashes=hashes),
         rows=SavedRows(free=free_rows, resting=resting, untold=untold),
         free_host_blocks=state.host_blocks.save(),
@@ -141,7 +159,15 @@ def save(state: State, num_arrivals: int) -> Snapshot:
         ],
         fault_isolation=_save_fault_isolation(state),
         shares=state.waiting.shares.save(),
+        drafting=_save_drafting(state),
     )
+
+
+def _save_drafting(state: State) -> SavedDrafting | None:
+    if state.drafting is None:
+        return None
+    costs, hits, tries, recent_outputs = state.drafting.save()
+    return SavedDrafting(costs=costs, hits=hits, tries=tries, recent_outputs=recent_outputs)
 
 
 def _save_fault_isolation(state: State) -> SavedFaultIsolation:
@@ -186,19 +212,33 @@ def _save_sequence(sequence: Sequence, state: State) -> SavedSequence:
         host_blocks=list(sequence.host_blocks),
         num_swapped_tokens=sequence.num_swapped_tokens,
         waits=sequence.is_decoding and state.decodes.waits(sequence),
+        num_draft_tokens=sequence.num_draft_tokens,
+        num_accepted_tokens=sequence.num_accepted_tokens,
     )
 
 
-def _save_step(awaited: StepInFlight) -> SavedStep:
+def _save_step(awaited: StepInFlight, by_generation: dict[int, Sequence]) -> SavedStep:
+    generations = awaited.generations.tolist()
+    forced: dict[int, tuple[int, ...]] = {}
+    num_drafts = [] if awaited.num_drafts is None else awaited.num_drafts.tolist()
+    if awaited.has_forced:
+        # Of those that have left their rows since nothing is expected.
+        found = {each: by_generation[each] for each in generations if each in by_generation}
+        forced = {each: sequence.drafts for each, sequence in found.items() if sequence.drafts}
+        num_drafts = [
+            0 if each in forced or each not in found else count
+            for each, count in zip(generations, num_drafts, strict=True)
+        ]
     return SavedStep(
         step=awaited.step,
-        generations=awaited.generations.tolist(),
+        generations=generations,
         rows=awaited.rows.tolist(),
         positions=awaited.positions.tolist(),
-        drafts=dict(awaited.drafts),
+        drafts=forced,
         finishing=[generation for sequence, generation in awaited.finishing if sequence.generation == generation],
         is_empty=awaited.is_empty,
         num_prefill_tokens=awaited.num_prefill_tokens,
+        num_drafts=num_drafts if any(num_drafts) else [],
     )
 
 
@@ -251,6 +291,9 @@ def restore(snapshot: Snapshot, state: State) -> None:
     state.trimmed = [(by_generation[generation], generation, kept) for generation, kept in snapshot.trimmed]
     _restore_fault_isolation(snapshot.fault_isolation, state)
     state.waiting.shares.restore(*snapshot.shares)
+    if state.drafting is not None and snapshot.drafting is not None:
+        saved = snapshot.drafting
+        state.drafting.restore(saved.costs, saved.hits, saved.tries, saved.recent_outputs)
 
 
 def _restore_fault_isolation(saved: SavedFaultIsolation, state: State) -> None:
@@ -301,11 +344,16 @@ def _restore_sequence(saved: SavedSequence, group: Group) -> Sequence:
     sequence.num_computed_tokens = saved.num_computed_tokens
     sequence.num_published_blocks = saved.num_published_blocks
     sequence.drafts = saved.drafts
+    sequence.num_draft_tokens, sequence.num_accepted_tokens = saved.num_draft_tokens, saved.num_accepted_tokens
     sequence.host_blocks, sequence.num_swapped_tokens = list(saved.host_blocks), saved.num_swapped_tokens
     return sequence
 
 
 def _restore_step(saved: SavedStep, by_generation: dict[int, Sequence]) -> StepInFlight:
+    num_drafts = saved.num_drafts or [0] * len(saved.generations)
+    counts = [
+        len(saved.drafts.get(each, ())) or count for each, count in zip(saved.generations, num_drafts, strict=True)
+    ]
     return StepInFlight(
         step=saved.step,
         generations=np.array(saved.generations, np.int64),
@@ -313,7 +361,8 @@ def _restore_step(saved: SavedStep, by_generation: dict[int, Sequence]) -> StepI
         positions=np.array(saved.positions, np.int64),
         # None: `Decodes.locate` finds them.
         decodes_version=None,
-        drafts=dict(saved.drafts),
+        num_drafts=np.array(counts, np.int64) if any(counts) else None,
+        has_forced=bool(saved.drafts),
         finishing=[(by_generation[generation], generation) for generation in saved.finishing],
         is_empty=saved.is_empty,
         num_prefill_tokens=saved.num_prefill_tokens,

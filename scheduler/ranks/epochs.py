@@ -27,6 +27,8 @@ class EpochBegun:
     max_logprobs: int = MAX_LOGPROBS
     # True if a rank needs the results of a sequence with a constraint before its next step.
     holds_constrained: bool = False
+    # The workers' drafter; empty: none.
+    drafter: str = ""
     # True if ranks that failed or died ended the previous epoch, not a broken connection.
     after_failure: bool = False
 

@@ -34,10 +34,11 @@ class Rank:
     has_entered: bool = True
     # The model in the current epoch's Ready; None until then.
     model: inference_pb2.ModelInfo | None = None
-    # Host blocks for swapped KV, features, and how it plans constraints, from its Ready.
+    # Host blocks for swapped KV, features, how it plans constraints, and its drafter, from its Ready.
     num_swap_blocks: int = 0
     features: frozenset[str] = frozenset()
     holds_constrained: bool = False
+    drafter: str = ""
     # From its Hello.
     max_logprobs: int = MAX_LOGPROBS
     # Time of the last sign of life other than heartbeats.
@@ -254,6 +255,11 @@ class Membership:
     def holds_constrained(self) -> bool:
         """True if any rank needs it."""
         return any(rank.holds_constrained for rank in self.ranks.values())
+
+    @property
+    def drafter(self) -> str:
+        """The drafter of the first rank that has one; empty: none has."""
+        return next((rank.drafter for _, rank in sorted(self.ranks.items()) if rank.drafter), "")
 
     @property
     def max_logprobs(self) -> int:

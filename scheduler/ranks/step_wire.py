@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -48,8 +49,8 @@ class StepClock:
     def send(self, plan: Plan, now: float) -> None:
         self._sent.append((plan, now))
 
-    def finish(self, now: float) -> None:
-        """Records that the awaited step has returned."""
+    def finish(self, now: float) -> tuple[Plan, float]:
+        """Records that the awaited step has returned. Returns its plan and the seconds that it took."""
         totals, seconds = self.totals, self.elapsed(now)
         plan, _ = self._sent.popleft()
         totals.num_steps += 1
@@ -57,6 +58,7 @@ class StepClock:
         totals.num_tokens += plan.num_tokens
         totals.num_context_tokens += plan.num_context_tokens
         self._last_return = now
+        return plan, seconds
 
     def clear(self) -> None:
         """Forgets the steps in flight."""
@@ -184,9 +186,12 @@ class StepCodec:
             wire.swap_in_blocks.extend([block for _, block in plan.swapped_in])
         if plan.drafts:
             drafts = dict(plan.drafts)
+            # In the order of the chunks.
             wire.num_drafts.extend([len(drafts.get(row, ())) for row, _ in plan.chunks])
-            for row, _ in plan.chunks:
-                wire.draft_token_ids.extend(drafts.get(row, ()))
+            wire.draft_token_ids.extend(chain.from_iterable(drafts.values()))
+        if plan.wanted_drafts:
+            wire.drafting_rows.extend([row for row, _ in plan.wanted_drafts])
+            wire.num_wanted_drafts.extend([count for _, count in plan.wanted_drafts])
         frame = message.SerializeToString()
         self._digest = plan_digest(frame)
         return frame

@@ -323,7 +323,7 @@ class Workers:
         if not self.epochs.is_open or ready.epoch != self.epoch or ready.rank != rank.rank:
             return  # the message is about an epoch that has ended meanwhile
         rank.enter(now)
-        rank.model, rank.num_swap_blocks = ready.model, ready.num_swap_blocks
+        rank.model, rank.num_swap_blocks, rank.drafter = ready.model, ready.num_swap_blocks, ready.drafter
         rank.features, rank.holds_constrained = frozenset(ready.features), ready.holds_constrained
         membership = self._membership
         try:
@@ -341,6 +341,7 @@ class Workers:
                 features=membership.features,
                 max_logprobs=membership.max_logprobs,
                 holds_constrained=membership.holds_constrained,
+                drafter=membership.drafter,
                 after_failure=self.epochs.become_ready(),
             )
         )

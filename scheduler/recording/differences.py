@@ -15,6 +15,7 @@ from scheduler.recording.records import (
     Resize,
     Schedule,
     ScheduleEmpty,
+    SetCosts,
     Submit,
     decode_rows_of,
 )
@@ -52,6 +53,8 @@ def describe(call: Call) -> str:
             return "blame the steps that were in flight"
         case Resize():
             return f"resize to {call.num_blocks} blocks and {call.num_swap_blocks} host blocks"
+        case SetCosts():
+            return f"take the costs of steps of {list(call.costs.num_tokens)} tokens"
         case ResetPrefixCache():
             return "reset the prefix cache"
 

@@ -179,6 +179,8 @@ class RecordingWriter:
             return
         if self._number:
             self.flush()
+            if self._fd is None:
+                return  # given up
             try:
                 self._begin_file()
             except OSError as error:

@@ -4,7 +4,16 @@ import dataclasses
 from collections.abc import Collection
 
 from scheduler.core.core import Core
-from scheduler.core.messages import CoreSettings, GroupRequest, Plan, Rejection, Result, SequenceEnd, StepOutputs
+from scheduler.core.messages import (
+    CoreSettings,
+    GroupRequest,
+    Plan,
+    Rejection,
+    Result,
+    SequenceEnd,
+    StepCosts,
+    StepOutputs,
+)
 from scheduler.recording.file import RecordingWriter
 from scheduler.recording.records import (
     Apply,
@@ -17,6 +26,7 @@ from scheduler.recording.records import (
     Resize,
     Schedule,
     ScheduleEmpty,
+    SetCosts,
     Submit,
     plan_record,
 )
@@ -71,6 +81,10 @@ class RecordedCore(Core):
         self._begin_file_if_full()
         self._recording.append(Apply(now, self._columns.pack(result)))
         return super().apply(result, now)
+
+    def set_costs(self, costs: StepCosts) -> None:
+        self._record(SetCosts(costs))
+        super().set_costs(costs)
 
     def lose_workers(self, now: float) -> None:
         self._record(LoseWorkers(now))

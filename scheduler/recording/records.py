@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from runtime.block_hashes import token_bytes
-from scheduler.core.messages import GroupRequest, Plan, PlannedRow, Result
+from scheduler.core.messages import GroupRequest, Plan, PlannedRow, Result, StepCosts
 from scheduler.core.snapshot import Snapshot
 
 
@@ -20,9 +20,10 @@ class RecordingError(ValueError):
 
 
 # To be raised with every change that an older or newer reader would misunderstand.
-FORMAT_VERSION = 4
-# Read as well: no request of format 2 has a rule about repetitions, and none of format 3 a constraint.
-READABLE_VERSIONS = (2, 3, FORMAT_VERSION)
+FORMAT_VERSION = 5
+# Read as well: no request of format 2 has a rule about repetitions, none of format 3 a constraint, and no core of
+# format 4 has drafters.
+READABLE_VERSIONS = (2, 3, 4, FORMAT_VERSION)
 
 # Far more than fit into any machine, but few enough to replay safely.
 _BlockCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 26)]
@@ -87,6 +88,7 @@ class PlanRecord(Record):
     decode_rows: bytes | None
     chunks: list[tuple[int, int]]
     drafts: list[tuple[int, tuple[int, ...]]]
+    wanted_drafts: list[tuple[int, int]] = []
 
 
 class Schedule(Record, tag="schedule"):
@@ -137,12 +139,18 @@ class Resize(Record, tag="resize"):
     num_swap_blocks: _BlockCount
 
 
+class SetCosts(Record, tag="set_costs"):
+    costs: StepCosts
+
+
 class ResetPrefixCache(Record, tag="reset_prefix_cache"):
     pass
 
 
 # Deadlines that passed are recorded as cancels.
-Call = Submit | Cancel | Schedule | ScheduleEmpty | Apply | LoseWorkers | BlameStep | Resize | ResetPrefixCache
+Call = (
+    Submit | Cancel | Schedule | ScheduleEmpty | Apply | LoseWorkers | BlameStep | Resize | SetCosts | ResetPrefixCache
+)
 AnyRecord = Origin | Snapshot | Call
 
 
@@ -165,6 +173,7 @@ def plan_record(plan: Plan) -> PlanRecord:
         decode_rows=_to_bytes(plan.decode_rows, _ROWS),
         chunks=plan.chunks,
         drafts=plan.drafts,
+        wanted_drafts=plan.wanted_drafts,
     )
 
 

@@ -23,6 +23,7 @@ from scheduler.recording.records import (
     Resize,
     Schedule,
     ScheduleEmpty,
+    SetCosts,
     Submit,
     plan_record,
 )
@@ -165,7 +166,7 @@ class Replay:
         """Makes one call to the core."""
         outcome = self.outcome
         outcome.num_calls += 1
-        if not isinstance(call, ResetPrefixCache | ScheduleEmpty):
+        if not isinstance(call, ResetPrefixCache | ScheduleEmpty | SetCosts):
             self._began = call.now if self._began is None else self._began
             outcome.now, outcome.seconds = call.now, call.now - self._began
         self._latest.append((outcome.seconds, call))
@@ -205,6 +206,8 @@ class Replay:
             case Resize():
                 core.resize(call.num_blocks, call.num_swap_blocks, now=call.now)
                 self._note_ends(core.take_ends())
+            case SetCosts():
+                core.set_costs(call.costs)
             case ResetPrefixCache():
                 core.reset_prefix_cache()
         return None

@@ -295,6 +295,8 @@ class Requests:
                 cancel_reason=cancel_reason,
                 superseded=superseded,
                 no_token=end.no_token,
+                num_draft_tokens=end.num_draft_tokens,
+                num_accepted_tokens=end.num_accepted_tokens,
             )
             if (ended := self._sessions.end(end.key)) is not None:
                 self._ended.append(ended)

@@ -139,6 +139,8 @@ class Outbox:
         cancel_reason: scheduler_pb2.CancelReason = scheduler_pb2.CANCEL_REASON_UNSPECIFIED,
         superseded: bool = False,
         no_token: bool = False,
+        num_draft_tokens: int = 0,
+        num_accepted_tokens: int = 0,
     ) -> None:
         text = message[:_MAX_TEXT]
         self._make_room(_FINISH_BYTES + 4 * len(text))
@@ -152,6 +154,8 @@ class Outbox:
             cancel_reason=cancel_reason,
             superseded=superseded,
             no_token=no_token,
+            num_draft_tokens=num_draft_tokens,
+            num_accepted_tokens=num_accepted_tokens,
         )
 
     def add_prompt_logprobs(self, group: int, choice: int, frame: inference_pb2.PromptLogprobs) -> None:

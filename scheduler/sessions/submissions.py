@@ -153,6 +153,7 @@ class Intake:
             tenant=submit.tenant,
             weight=submit.weight or 1.0,
             is_constrained=is_constrained(sampling),
+            max_drafts=sampling.num_speculative_tokens if sampling.HasField("num_speculative_tokens") else None,
         )
         return SubmitGroup(
             session=self._session,

@@ -10,6 +10,7 @@ from scheduler.lockstep.lockstep import WaveError
 from scheduler.ranks.epochs import Event
 from scheduler.ranks.step_wire import ResultError, StepClock, StepCodec, StepTotals
 from scheduler.sessions.requests import Requests
+from scheduler.step_costs import StepCostMeter
 from scheduler.step_loop.connections import Connections
 from scheduler.telemetry.reports import Reports, warn_of_preemptions
 
@@ -32,6 +33,7 @@ class StepPipeline:
         self._core: Core | None = None
         self._codec = StepCodec(0)
         self._clock = StepClock()
+        self._costs = StepCostMeter()
         # Outputs of the results since the last `take_outputs`.
         self._outputs: list[StepOutputs] = []
         self._is_in_wave = False
@@ -65,7 +67,7 @@ class StepPipeline:
                 self._lockstep.note_result(result.step, result.num_tokens_of_all)
         except (ResultError, WaveError) as error:
             return self._workers.fail_epoch(f"the result of step {result.step} can't be used: {error}")
-        self._clock.finish(now)
+        self._costs.note(*self._clock.finish(now))
         for key, frame in outcome.prompt_logprobs:
             self._requests.collect_prompt_logprobs(key, frame)
         self._outputs.append(self._core.apply(outcome.result, now))
@@ -105,6 +107,13 @@ class StepPipeline:
             if plan is not None:
                 lockstep.note_sent(plan)
         return plan
+
+    def tell_costs(self) -> None:
+        """Tells the core what steps cost, if that has changed. Call it now and then."""
+        if self._core is not None and self._core.settings.speculation is not None:
+            costs = self._costs.take()
+            if costs is not None:
+                self._core.set_costs(costs)
 
     @property
     def totals(self) -> StepTotals:

@@ -220,7 +220,13 @@ class StepLoop(threading.Thread):
         model, core = event.model, self._core
         if core is None:
             settings, recording = (
-                core_settings(self._options, model, event.num_swap_blocks, holds_constrained=event.holds_constrained),
+                core_settings(
+                    self._options,
+                    model,
+                    event.num_swap_blocks,
+                    holds_constrained=event.holds_constrained,
+                    drafter=event.drafter,
+                ),
                 self._connections.recording,
             )
             core = self._core = Core(settings) if recording is None else RecordedCore(settings, recording)
@@ -314,6 +320,7 @@ class StepLoop(threading.Thread):
         if now >= self._next_tick:
             self._next_tick = now + _TICK_S
             self._reports.tick(now)
+            self._pipeline.tell_costs()
             if recording is not None:
                 recording.flush()
 

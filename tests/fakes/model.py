@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from scheduler.core.messages import FinishReason, GroupRequest, RepetitionRule, StopRules
 
 VOCAB_SIZE = 13
+# The part of a digest that holds the last token.
+_TOKEN = 0xFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,8 @@ class FakeSampling:
     has_logprobs: bool = False
     # Now and then the next tokens are known: the worker proposes them.
     is_constrained: bool = False
+    # Most tokens follow from the one before, as in a text that repeats itself.
+    is_predictable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +39,19 @@ class Output:
 
 
 def extend_digest(digest: int, token_id: int) -> int:
-    """The digest of a prefix, from the digest of the prefix one token shorter. The digest of no tokens is the scope."""
-    return hash((digest, token_id))
+    """The digest of a prefix, from the digest of the prefix one token shorter. The digest of no tokens is the scope.
+
+    It ends with the last token.
+    """
+    return (hash((digest, token_id)) & ~_TOKEN) | (token_id & _TOKEN)
 
 
 def next_token(digest: int, sampling: FakeSampling, choice: int) -> int:
     """The token after a prefix. It differs between seeds and choices, as if sampled."""
-    return hash((sampling.seed, choice, digest)) % VOCAB_SIZE
+    drawn = hash((sampling.seed, choice, digest))
+    if sampling.is_predictable and drawn // VOCAB_SIZE % 6:
+        return ((digest & _TOKEN) + 1) % VOCAB_SIZE
+    return drawn % VOCAB_SIZE
 
 
 def num_forced(digest: int) -> int:

@@ -105,7 +105,8 @@ class PlanWorker:
     def run(self, plan: Plan, *, failing: Collection[int] = (), drafter: Drafter | None = None) -> Result:
         """Runs the next plan and returns its result.
 
-        failing: sequences whose logits are not finite, if they sample. drafter: makes drafts for all rows that sampled.
+        failing: sequences whose logits are not finite, if they sample. drafter: makes drafts for the rows for which the
+        plan wants some.
         """
         self.step += 1
         self.renewed = set()
@@ -126,9 +127,13 @@ class PlanWorker:
             row.num_computed_tokens += count
             self._check_context(row)
         sampled = _Sampled()
+        wanted = {self.rows[number].sequence: count for number, count in plan.wanted_drafts}
+        assert all(count >= 1 for count in wanted.values())
         for row, _ in batch:
             if row.num_computed_tokens == len(row.token_ids):
-                self._sample(row, drafts.get(row.sequence, ()), failing, drafter, sampled)
+                count = wanted.pop(row.sequence, 0)
+                self._sample(row, drafts.get(row.sequence, ()), failing, drafter if count else None, count, sampled)
+        assert not wanted, "drafts are wanted of a row that does not sample"
         return sampled.result(plan.step)
 
     # --- Differences
@@ -280,6 +285,7 @@ class PlanWorker:
         drafts: tuple[int, ...],
         failing: Collection[int],
         drafter: Drafter | None,
+        num_wanted: int,
         sampled: _Sampled,
     ) -> None:
         num_known = len(row.token_ids) - len(drafts)
@@ -315,7 +321,7 @@ class PlanWorker:
         if row.sampling.is_constrained and (count := num_forced(row.digests[-1])):
             sampled.drafts[row.sequence] = tuple(self._next_tokens(row, count))
         elif drafter is not None and (guesses := drafter(self._next_tokens(row, 8))):
-            sampled.drafts[row.sequence] = guesses
+            sampled.drafts[row.sequence] = guesses[:num_wanted]
 
     @staticmethod
     def _next_tokens(row: WorkerRow, count: int) -> list[int]:

@@ -19,6 +19,11 @@ def count_plan(world: World, plan: Plan, result: Result) -> None:
     seen["three plans in flight"] += len(world.in_flight) > 2
     seen["look-ahead blocks given back"] += len(plan.trimmed_rows)
     seen["drafts planned"] += sum(len(drafts) for _, drafts in plan.drafts)
+    seen["drafts wanted"] += len(plan.wanted_drafts)
+    speculation = world.settings.speculation
+    if speculation is not None and not speculation.workers_draft:
+        constrained = {each.row for each in world.by_generation.values() if each.request.is_constrained}
+        seen["drafts of the core's drafters"] += sum(row not in constrained for row, _ in plan.drafts)
     if result.num_tokens is not None:
         seen["drafts accepted"] += int(result.num_tokens.sum()) - len(result.num_tokens)
     partial = sum(world.worker.rows[row].num_lacking > 0 for row, _ in plan.chunks if row in world.worker.rows)

@@ -1,10 +1,11 @@
 """Deliberate bugs, each in one place of the scheduling core, which the random walks must find."""
 
 from tests.properties.mutation import Mutant
+from tests.properties.workloads import SPECULATIONS
 
 _SWAP = {"preemption_mode": "swap", "num_swap_blocks": 12}
-_DRAFTS = {"num_speculative_tokens": 3}
-_AHEAD = {"max_steps_in_flight": 3, "num_stages": 1, "num_speculative_tokens": 0}
+_DRAFTS = {"speculation": SPECULATIONS[3]}
+_AHEAD = {"max_steps_in_flight": 3, "num_stages": 1, "speculation": None}
 _FULL = {"scheduling_policy": "priority", "max_queued_requests": 4, "max_num_seqs": 1}
 _PARTIAL = {"enable_chunked_prefill": True, "max_num_partial_prefills": 2, "max_long_partial_prefills": 1}
 
@@ -21,7 +22,7 @@ MUTANTS = [
         "a step has one token more than the workers have room for",
     ),
     _mutant(
-        "row-reused-at-once", "core.state.running", "if last_step:", "if False:",
+        "row-reused-at-once", "core.state.rows", "if last_step:", "if False:",
         "a row is given away while a step that names it is still on its way", **_AHEAD,
     ),
     _mutant(
@@ -213,7 +214,7 @@ MUTANTS = [
         "an output that repeats itself goes on",
     ),
     _mutant(
-        "end-tokens-unseen", "core.state.decodes", "            self._mask[token] = True\n", "",
+        "end-tokens-unseen", "core.state.end_tokens", "            self._mask[token] = True\n", "",
         "an end-of-sequence token ends nothing",
     ),
     _mutant(
@@ -227,10 +228,9 @@ MUTANTS = [
     # --- Steps in flight, drafts
     _mutant(
         "two-steps-of-a-pipeline", "core.planner",
-        "return settings.num_stages > 1 or settings.num_speculative_tokens > 0",
-        "return settings.num_speculative_tokens > 0",
+        "return self._state.settings.num_stages > 1", "return False",
         "a sequence is in two stages at once, and one needs the token that the other computes",
-        num_stages=2, max_steps_in_flight=3, num_speculative_tokens=0,
+        num_stages=2, max_steps_in_flight=3, speculation=None,
     ),
     _mutant(
         "planned-past-the-end", "core.state.decodes", "planned < self._limit[:end]", "planned <= self._limit[:end]",
@@ -241,9 +241,46 @@ MUTANTS = [
         "plans of lost workers count as in flight",
     ),
     _mutant(
-        "rejected-drafts-count", "core.results",
-        "        sequence.num_computed_tokens = sequence.num_tokens - 1\n", "",
+        "rejected-drafts-count", "core.state.decodes",
+        "self._computed[indices], self._planned[indices] = known - 1, known",
+        "self._planned[indices] = known",
         "the KV of rejected drafts is taken for that of the tokens sampled instead", **_DRAFTS,
+    ),
+    _mutant(
+        "rejected-forced-tokens-count", "core.results",
+        "            sequence.num_computed_tokens = sequence.num_tokens - 1\n", "",
+        "the KV of rejected forced tokens is taken for that of the tokens sampled instead", **_DRAFTS,
+    ),
+    _mutant(
+        "accepted-draft-too-many", "core.state.decodes",
+        "self._known[indices] = known + counts\n", "self._known[indices] = known + counts + (counts > 1)\n",
+        "a draft counts as accepted although another token was drawn", **_DRAFTS,
+    ),
+    _mutant(
+        "position-off-by-one", "core.state.decodes",
+        "= known - 1, known", "= known, known + 1",
+        "the token after accepted drafts is computed at the next one's position", **_DRAFTS,
+    ),
+    _mutant(
+        "drafts-behind-a-step-in-flight", "core.speculation",
+        "        most[~decodes.without_steps(indices)] = 0\n", "",
+        "drafts are verified before the token in front of them is known", **_DRAFTS, max_steps_in_flight=3,
+        num_stages=1,
+    ),
+    _mutant(
+        "drafts-beyond-the-budget", "core.planner",
+        "num_left = settings.max_num_batched_tokens - _size(selection)", "num_left = settings.max_num_batched_tokens",
+        "drafts do not count against the token budget", **_DRAFTS,
+    ),
+    _mutant(
+        "drafts-not-bounded", "core.drafting.drafting",
+        "np.minimum(num_DL[best_L, index], self._most_R[rows_L])", "num_DL[best_L, index]",
+        "a request gets more drafts than it allows", **_DRAFTS,
+    ),
+    _mutant(
+        "tokens-behind-the-end", "core.results",
+        "kept[i] = len(output) - before", "kept[i] = int(counts[i])",
+        "accepted drafts behind an end token are delivered", **_DRAFTS,
     ),
     _mutant(
         "trim-not-told", "core.results",
@@ -251,7 +288,8 @@ MUTANTS = [
         "the workers keep look-ahead blocks that now belong to other sequences", **_DRAFTS, block_size=1,
     ),
     _mutant(
-        "drafts-past-the-end", "core.results", "sequence.max_tokens - known - 1", "sequence.max_tokens - known + 1",
+        "drafts-past-the-end", "core.speculation",
+        "decodes.num_missing(indices) - 1)", "decodes.num_missing(indices) + 1)",
         "drafts go beyond max_tokens", **_DRAFTS,
     ),
     _mutant(

@@ -88,8 +88,12 @@ def _check_drafts(world: World, plan: Plan) -> None:
     assert not known_later & batch, "a sequence goes on before its drafts are verified"
     by_row = {sequence.row: sequence for sequence in world.by_generation.values()}
     for row, drafts in plan.drafts:
-        most = settings.max_forced_tokens if by_row[row].request.is_constrained else 0
-        assert 1 <= len(drafts) <= max(settings.num_speculative_tokens, most)
+        request, speculation = by_row[row].request, settings.speculation
+        most = settings.max_forced_tokens if request.is_constrained else 0
+        if speculation is not None:
+            allowed = [speculation.num_speculative_tokens, request.max_drafts]
+            most = max(most, min(each for each in allowed if each is not None))
+        assert 1 <= len(drafts) <= most, "more drafts than allowed"
         # All of them may be accepted, and another token follows.
         assert world.worker.rows[row].num_outputs + len(drafts) < by_row[row].request.stop.max_tokens, (
             "drafts past the end"
@@ -143,8 +147,8 @@ def _can_go_on(world: World, sequence: ModelSequence) -> bool:
         return False
     if sequence.request.is_constrained and world.settings.holds_constrained and row.has_sampled:
         return False
-    # Drafts may come with the result, and the next token waits for them.
-    return world.settings.num_stages == 1 and not (row.has_sampled and world.settings.num_speculative_tokens)
+    # If drafts should pay, the next token waits for the result.
+    return world.settings.num_stages == 1 and not (row.has_sampled and world.settings.speculation)
 
 
 def _may_sit_out(world: World, sequence: ModelSequence) -> bool:

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from scheduler.core.messages import ChoiceStart, CoreSettings, GroupRequest, StopRules
 from tests.fakes.model import VOCAB_SIZE, FakeSampling
 from tests.properties.state_checks import check
-from tests.properties.workloads import EOS, MAX_MODEL_LEN
+from tests.properties.workloads import EOS, MAX_MODEL_LEN, SPECULATIONS, step_costs
 from tests.properties.world import World
 
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
@@ -60,7 +60,7 @@ def core_settings(draw: st.DrawFn) -> CoreSettings:
         num_swap_blocks=draw(st.sampled_from([40, 6, 0])) if mode == "swap" else 0,
         max_steps_in_flight=draw(st.integers(1, 4)),
         num_stages=draw(st.integers(1, 3)),
-        num_speculative_tokens=draw(st.integers(0, 3)),
+        speculation=draw(st.sampled_from(SPECULATIONS)),
         max_queued_requests=queued[0],
         max_queued_tokens=queued[1],
     )
@@ -117,7 +117,7 @@ class CoreMachine(RuleBasedStateMachine):
 
     @rule(failing=st.sampled_from([False] * 7 + [True]), num_drafts=st.integers(0, 3), is_right=st.booleans())
     def schedule(self, failing: bool, num_drafts: int, is_right: bool) -> None:
-        count = min(num_drafts, self.world.settings.num_speculative_tokens)
+        count = num_drafts if self.world.settings.speculation else 0
 
         def guess(true_tokens: list[int]) -> tuple[int, ...]:
             return tuple(
@@ -125,6 +125,10 @@ class CoreMachine(RuleBasedStateMachine):
             )
 
         self.world.schedule(failing=failing, drafter=guess if count else None)
+
+    @rule(share=st.sampled_from([0.0, 0.1, 0.4]))
+    def set_costs(self, share: float) -> None:
+        self.world.core.set_costs(step_costs(share))
 
     @rule()
     def schedule_empty(self) -> None:

@@ -13,7 +13,7 @@ from scheduler.core.core import Core
 from scheduler.core.messages import CoreSettings
 from tests.fakes.model import VOCAB_SIZE
 from tests.fakes.plan_worker import Drafter
-from tests.properties.workloads import Workload, random_settings
+from tests.properties.workloads import Workload, random_settings, step_costs
 from tests.properties.world import World
 
 MOST_STEPS = 400
@@ -66,7 +66,10 @@ class _Walker:
         # Tenants and constraints have generators of their own, as empty steps do.
         self.tenants = Random(f"tenants {seed}").choice([("",), ("a",), ("a", "b", "c")])
         constrained = Random(f"constrained {seed}").choice([0.0, 0.0, 0.0, 0.3, 1.0])
-        self._workload = replace(Workload.random(choose), tenants=self.tenants, constrained=constrained)
+        predictable = 0.7 if settings.speculation else 0.0
+        self._workload = replace(
+            Workload.random(choose), tenants=self.tenants, constrained=constrained, predictable=predictable
+        )
         self.world = World(
             settings,
             core_class=core_class,
@@ -81,12 +84,15 @@ class _Walker:
         # How often an empty step is taken, as other replicas may request. It has its own generator, so that walks
         # without empty steps stay as they were.
         self._choose_empty = Random(f"empty {seed}")
+        # The costs of steps that the core is told, with a generator of its own as well.
+        self._choose_costs = Random(f"costs {seed}")
         self._emptiness = self._choose_empty.choice([0.0, 0.0, 0.0, 0.0, 0.2, 0.6])
 
     def _make_drafter(self) -> Drafter | None:
-        most = self.world.settings.num_speculative_tokens
-        if not most:
+        speculation = self.world.settings.speculation
+        if speculation is None or not speculation.workers_draft:
             return None
+        most = speculation.num_speculative_tokens
         choose, skill = self._choose, self._choose.choice([0.0, 0.5, 0.9])
 
         def guess(true_tokens: list[int]) -> tuple[int, ...]:
@@ -122,6 +128,9 @@ class _Walker:
             self._cancel()
         if choose.random() < self._mishaps:
             self._mishap()
+        if world.settings.speculation and self._choose_costs.random() < 0.05:
+            world.core.set_costs(step_costs(self._choose_costs.choice([0.0, 0.0, 0.1, 0.4])))
+            world.seen["costs told"] += 1
         self._step()
 
     def _step(self) -> None:

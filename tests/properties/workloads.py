@@ -4,11 +4,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
-from scheduler.core.messages import ChoiceStart, CoreSettings, GroupRequest, RepetitionRule, StopRules
+from scheduler.core.messages import (
+    ChoiceStart,
+    CoreSettings,
+    GroupRequest,
+    RepetitionRule,
+    Speculation,
+    StepCosts,
+    StopRules,
+)
 from tests.fakes.model import VOCAB_SIZE, FakeSampling
 
 EOS = frozenset({0})
 MAX_MODEL_LEN = 40
+# None, or drafters of all kinds; each may draft as many tokens as its place in this list.
+SPECULATIONS = [
+    None,
+    Speculation(num_speculative_tokens=1, workers_draft=True),
+    Speculation(num_speculative_tokens=2, drafters=("ngram",), prompt_lookup_min=1, prompt_lookup_max=3),
+    Speculation(num_speculative_tokens=3, drafters=("ngram", "suffix"), workers_draft=True, max_cached_outputs=2),
+]
 
 
 def random_settings(choose: Random, changes: Mapping[str, object]) -> CoreSettings:
@@ -37,12 +52,17 @@ def random_settings(choose: Random, changes: Mapping[str, object]) -> CoreSettin
         "preemption_policy": "first_chunk" if choose.random() < 0.1 else "whole_context",
         "max_steps_in_flight": choose.choice([1, 1, 2, 3, 4]),
         "num_stages": num_stages,
-        "num_speculative_tokens": choose.choice([0, 0, 1, 2, 3]),
+        "speculation": SPECULATIONS[choose.choice([0, 0, 1, 2, 3])],
         "max_queued_requests": choose.choice([4, 1000, 1000]),
         "max_queued_tokens": choose.choice([60, 100_000, 100_000]),
         "max_finished_timelines": choose.choice([0, 3, 1000]),
     }
     return CoreSettings(**(settings | dict(changes)))  # type: ignore[arg-type]
+
+
+def step_costs(share: float) -> StepCosts:
+    """A step takes so much longer with each token. 0: drafts always pay."""
+    return StepCosts(num_tokens=(1, 11), seconds=(1.0, 1.0 + 10 * share), draft_seconds=(share / 4, share / 4))
 
 
 # Patterns of up to three tokens, twice.
@@ -64,6 +84,8 @@ class Workload:
     tenants: tuple[str, ...] = ("",)
     # Likewise, the share of requests with a constraint.
     constrained: float = 0.0
+    # Likewise, the share of requests whose outputs drafters can predict.
+    predictable: float = 0.0
 
     @classmethod
     def random(cls, choose: Random) -> "Workload":
@@ -91,11 +113,13 @@ class Workload:
             ),
             stop=self._stop(choose),
             # KV of one salt must never serve another; without prefix caching, nor KV of one group.
+            max_drafts=Random(f"drafts {group}").choice([None, None, 0, 1, 2]),
             sampling=FakeSampling(
                 scope=len(salt) if settings.enable_prefix_caching else group,
                 seed=choose.randrange(3),
                 has_logprobs=choose.random() < 0.1,
                 is_constrained=is_constrained,
+                is_predictable=Random(f"predictable {group}").random() < self.predictable,
             ),
             bypass_prefix_cache=choose.random() < 0.1,
             priority=choose.randint(-1, 1),

@@ -1,49 +1,12 @@
-"""The sequences that decode one token in every step, held as columns, and the tokens that end them."""
+"""The sequences that decode, one token in a step or several with drafts, held as columns."""
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 
 import numpy as np
 
 from scheduler.core.state.request import Sequence
-
-
-class EndTokens:
-    """The union of the running sequences' end tokens, as a mask."""
-
-    def __init__(self) -> None:
-        self._times: Counter[int] = Counter()
-        # Indexed by token id; the last entry stands for all larger ids and stays False.
-        self._mask = np.zeros(1, np.bool_)
-
-    def add(self, token_ids: frozenset[int]) -> None:
-        """Adds the end tokens of a sequence that begins to run."""
-        for token in token_ids:
-            self._times[token] += 1
-            if token + 2 > len(self._mask):
-                self._mask = np.append(self._mask, np.zeros(token + 2 - len(self._mask), np.bool_))
-            self._mask[token] = True
-
-    def remove(self, token_ids: frozenset[int]) -> None:
-        """Removes the end tokens of a sequence that no longer runs."""
-        for token in token_ids:
-            self._times[token] -= 1
-            if not self._times[token]:
-                del self._times[token]
-                self._mask[token] = False
-
-    def among(self, token_ids: np.ndarray) -> np.ndarray:
-        """Mask of the tokens that end at least one running sequence, not necessarily the one that got the token."""
-        return self._mask.take(token_ids, mode="clip")
-
-    def check_integrity(self, running: Iterable[frozenset[int]]) -> None:
-        times = Counter(token for token_ids in running for token in token_ids)
-        assert self._times == times, "end tokens are counted wrongly"
-        assert set(np.flatnonzero(self._mask).tolist()) == set(times)
-
 
 _order = attrgetter("order")
 
@@ -65,10 +28,16 @@ class Decodes:
     """The decoding sequences in order, as columns; the last is preempted first."""
 
     def __init__(
-        self, num_rows: int, block_size: int, max_steps_in_flight: int, *, holds_constrained: bool = False
+        self,
+        num_rows: int,
+        block_size: int,
+        max_steps_in_flight: int,
+        *,
+        holds_constrained: bool = False,
+        max_drafts: int = 0,
     ) -> None:
         self.block_size, self._holds_constrained = block_size, holds_constrained
-        self._columns = np.zeros((14, num_rows), np.int64)
+        self._columns = np.zeros((16, num_rows), np.int64)
         # Views of the columns. Tokens are counted from the beginning of the prompt.
         (
             self._row,
@@ -76,9 +45,9 @@ class Decodes:
             self._group,
             self._choice,
             self._num_prompt,
-            # num_computed_tokens, steps in flight included.
+            # num_computed_tokens, steps in flight included, and the drafts in them.
             self._computed,
-            # Known tokens and those that steps in flight will sample: computed + 1.
+            # Known tokens and those that steps in flight will sample, or may with drafts: computed + 1.
             self._planned,
             # num_tokens.
             self._known,
@@ -94,10 +63,13 @@ class Decodes:
             # all its steps are there.
             self._held,
             self._waits,
+            # Draft tokens verified, and those of them that were accepted.
+            self._drafted,
+            self._accepted,
         ) = self._columns
         # The latest tokens of each row, stored at their position modulo the width: those sampled since the last
-        # `settle`, which happens at least once a block, and those that were in flight then.
-        self._tail_width = 1 << (block_size + max_steps_in_flight).bit_length()
+        # `settle`, which happens at least once a block, and those that were in flight then or come as drafts.
+        self._tail_width = 1 << (block_size + max_steps_in_flight + max_drafts).bit_length()
         self._tail = np.zeros(num_rows * self._tail_width, np.int32)
         self._tail_bytes = self._tail.data.cast("B")
         # A cached identity and its key: (version, stop of the slice).
@@ -147,6 +119,8 @@ class Decodes:
             sequence.repetition is not None,
             self._is_held(sequence),
             0,
+            sequence.num_draft_tokens,
+            sequence.num_accepted_tokens,
         )
         self.num_watched += sequence.repetition is not None
         self._num_holding += self._is_held(sequence)
@@ -176,8 +150,10 @@ class Decodes:
         self.version += 1
 
     def settle(self, sequence: Sequence) -> None:
-        """Brings a sequence's num_computed_tokens and output_token_ids up to date."""
+        """Brings a sequence's counts and output_token_ids up to date."""
         index = self._index(sequence)
+        sequence.num_draft_tokens = int(self._drafted[index])
+        sequence.num_accepted_tokens = int(self._accepted[index])
         self._settle(sequence, int(self._computed[index]), int(self._known[index]))
 
     def _is_held(self, sequence: Sequence) -> bool:
@@ -236,9 +212,9 @@ class Decodes:
             found.append(sequence)
         return found
 
-    def grew(self, indices: np.ndarray) -> None:
-        """Records that each has got one more block."""
-        self._capacity[indices] += self.block_size
+    def grew(self, indices: np.ndarray, num_blocks: np.ndarray | int = 1) -> None:
+        """Records that each has got so many more blocks."""
+        self._capacity[indices] += num_blocks * self.block_size
 
     def grew_one(self, sequence: Sequence) -> None:
         self._capacity[self._index(sequence)] = len(sequence.block_ids) * self.block_size
@@ -258,6 +234,38 @@ class Decodes:
         if not isinstance(selection, slice):
             self._planned[selection] = planned
         return who.rows, who.generations, positions
+
+    def rows_of(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """int64: the rows and the generations of these sequences."""
+        return self._row[indices], self._generation[indices]
+
+    def without_steps(self, selection: Selection) -> np.ndarray:
+        """Mask of the sequences of a selection that are in no step in flight."""
+        return self._planned[selection] == self._known[selection]
+
+    def num_missing(self, indices: np.ndarray) -> np.ndarray:
+        """The number of tokens that each sequence can still get."""
+        return self._limit[indices] - self._known[indices]
+
+    def draft_rooms(self, indices: np.ndarray) -> np.ndarray:
+        """The number of drafts of each sequence, in no step in flight, for which it has blocks."""
+        return self._capacity[indices] - self._known[indices]
+
+    def advance_drafts(self, indices: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Records that sequences, in no step in flight, compute their next token and so many drafts after it in the
+        step being planned. They are then in no other step until its result is there. Returns the same as `advance`."""
+        who, positions = self._identify(indices), self._known[indices]
+        self._computed[indices] = positions + counts
+        self._planned[indices] = positions + counts + 1
+        self._drafted[indices] += counts
+        self.wait_all(indices)
+        return who.rows, who.generations, positions
+
+    def wait_all(self, indices: np.ndarray) -> None:
+        """`wait` for each of these sequences."""
+        new = indices[(self._held[indices] | self._waits[indices]) == 0]
+        self._waits[new] = 1
+        self._num_holding += len(new)
 
     def wait(self, sequence: Sequence) -> None:
         """Keeps a sequence out of steps until the results of all its steps are there: they will bring drafts."""
@@ -326,6 +334,31 @@ class Decodes:
             self._known[selection] = known
         return known >= self._limit[selection]
 
+    def append_several(self, indices: np.ndarray, counts: np.ndarray, token_ids: np.ndarray) -> None:
+        """Adds counts[i] sampled tokens to each sequence."""
+        known, firsts = self._known[indices], counts.cumsum() - counts
+        positions = (known - firsts).repeat(counts) + np.arange(len(token_ids))
+        self._tail[self._tail_start[indices].repeat(counts) + (positions & (self._tail_width - 1))] = token_ids
+        self._known[indices] = known + counts
+
+    def verified(self, indices: np.ndarray, num_accepted: np.ndarray) -> None:
+        """Records that the drafts of sequences have been verified: the KV of rejected ones is void."""
+        known = self._known[indices]
+        self._computed[indices], self._planned[indices] = known - 1, known
+        self._accepted[indices] += num_accepted
+
+    def with_full_blocks(self, indices: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """The indices of the sequences whose last `counts` tokens completed a block of computed tokens."""
+        computed = self._known[indices] - 1
+        return indices[computed // self.block_size > (computed - counts) // self.block_size]
+
+    def with_spare_blocks(self, indices: np.ndarray) -> np.ndarray:
+        """The indices of the sequences that have more blocks than their known tokens need."""
+        return indices[self._capacity[indices] - self._known[indices] >= self.block_size]
+
+    def index_of(self, sequence: Sequence) -> int:
+        return self._index(sequence)
+
     def watched(self, selection: Selection) -> np.ndarray:
         """Mask of the sequences that any token may end."""
         return self._watched[selection] != 0
@@ -352,10 +385,11 @@ class Decodes:
             column = self._columns[:, index].tolist()
             expected = [sequence.row, sequence.generation, *sequence.key, sequence.num_prompt_tokens]
             assert column[:5] == expected, "a column belongs to another sequence"
-            computed, planned, known, limit, capacity, tail_start, watched, held, waits = column[5:]
+            computed, planned, known, limit, capacity, tail_start, watched, held, waits, *drafts = column[5:]
             assert watched == (sequence.repetition is not None)
             assert held == self._is_held(sequence)
             assert not (held and waits)
+            assert drafts == [sequence.num_draft_tokens, sequence.num_accepted_tokens]
             num_holding += held + waits
             assert tail_start == sequence.row * self._tail_width
             assert known == sequence.num_tokens

@@ -69,9 +69,9 @@ class Sequence:
 
     __slots__ = (
         "block_hashes", "block_ids", "choice", "drafts", "end_token_ids", "generation", "group", "host_blocks",
-        "is_decoding", "key", "last_step", "max_tokens", "num_cached_tokens", "num_computed_tokens",
-        "num_prompt_tokens", "num_published_blocks", "num_swapped_tokens", "num_tokens_when_preempted", "order",
-        "output_token_ids", "repetition", "row", "status",
+        "is_decoding", "key", "last_step", "max_tokens", "num_accepted_tokens", "num_cached_tokens",
+        "num_computed_tokens", "num_draft_tokens", "num_prompt_tokens", "num_published_blocks", "num_swapped_tokens",
+        "num_tokens_when_preempted", "order", "output_token_ids", "repetition", "row", "status",
     )  # fmt: skip
 
     def __init__(self, group: Group, start: ChoiceStart, order: Order) -> None:
@@ -106,7 +106,10 @@ class Sequence:
         self.generation = -1
         self.last_step = 0
         self.is_decoding = False
-        # Draft tokens to try after the known tokens.
+        # Draft tokens verified, and those of them that were accepted.
+        self.num_draft_tokens = 0
+        self.num_accepted_tokens = 0
+        # Forced tokens to try after the known tokens.
         self.drafts: tuple[int, ...] = ()
 
     @property
@@ -172,6 +175,8 @@ class Sequence:
             reason=reason,
             stop_token_id=stop_token_id,
             num_cached_tokens=self.num_cached_tokens,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
             message=message,
             no_token=no_token,
         )

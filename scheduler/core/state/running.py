@@ -1,12 +1,12 @@
 """The running sequences: their rows and blocks, the plan being made for them, and the plans in flight.
 
-A running sequence is in one of three lists: `decodes` (it decodes steadily), `drafting` (it has drafts to verify) or
-`prefilling` (it lacks more than one token).
+A running sequence is in one of three lists: `decodes` (it decodes, one token in a step or several with drafts),
+`drafting` (it has forced tokens to verify as drafts) or `prefilling` (it lacks more than one token).
 """
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import merge
 from operator import attrgetter
@@ -17,62 +17,7 @@ from scheduler.core.messages import Plan, PlannedRow
 from scheduler.core.state.blocks import BlockPool
 from scheduler.core.state.decodes import Decodes
 from scheduler.core.state.request import Sequence
-
-
-class Rows:
-    def __init__(self, num_rows: int) -> None:
-        self.num_rows = num_rows
-        self.reset()
-
-    def reset(self) -> None:
-        """Frees every row: the workers have lost them all."""
-        # Low row numbers are taken first.
-        self._free = list(range(self.num_rows - 1, -1, -1))
-        # (last step that may name it, row), in order: the row is free once that step has returned.
-        self._resting: deque[tuple[int, int]] = deque()
-        # Released rows that no plan has listed as freed yet.
-        self._untold: list[int] = []
-
-    @property
-    def num_free(self) -> int:
-        """Rows that can be taken now."""
-        return len(self._free)
-
-    def take(self) -> int:
-        return self._free.pop()
-
-    def release(self, row: int, *, last_step: int) -> None:
-        """Releases a row; the next plan lists it as freed. It can be taken once the result of `last_step` is there; 0:
-        at once, even by the next plan, because a plan frees rows before it fills them."""
-        self._untold.append(row)
-        if last_step:
-            self._resting.append((last_step, row))
-        else:
-            self._free.append(row)
-
-    def step_returned(self, step: int) -> None:
-        while self._resting and self._resting[0][0] <= step:
-            self._free.append(self._resting.popleft()[1])
-
-    def take_freed(self) -> list[int]:
-        """Returns the rows released since the last plan, for the plan being made."""
-        freed, self._untold = self._untold, []
-        return freed
-
-    def save(self) -> tuple[list[int], list[tuple[int, int]], list[int]]:
-        """Returns free, resting and untold rows, for `restore`."""
-        return list(self._free), list(self._resting), list(self._untold)
-
-    def restore(self, free: list[int], resting: list[tuple[int, int]], untold: list[int]) -> None:
-        """Takes what `save` returned; all other rows are in use."""
-        self._free, self._resting, self._untold = list(free), deque(resting), list(untold)
-
-    def check_integrity(self, used: list[int]) -> None:
-        """Asserts that every row is either free, or resting, or used by one sequence."""
-        idle = self._free + [row for _, row in self._resting]
-        assert sorted(idle + used) == list(range(self.num_rows)), "a row is lost or used twice"
-        assert set(self._untold) <= set(idle), "a row is to be freed while it is used"
-
+from scheduler.core.state.rows import Rows
 
 _order = attrgetter("order")
 
@@ -141,7 +86,7 @@ class Running:
         self.decodes.add(sequence, num_planned=num_planned)
 
     def draft(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
-        """Sets the drafts that a sequence tries next. It must not be in any step in flight."""
+        """Sets the forced tokens that a sequence tries next. It must not be in any step in flight."""
         if sequence.is_decoding:
             self.decodes.remove(sequence)
             insort(self.drafting, sequence, key=_order)
@@ -196,14 +141,38 @@ class StepInFlight:
     positions: np.ndarray
     # `Decodes.version` at the time of the plan, if the columns are the first decodes in order; otherwise None.
     decodes_version: int | None
-    # Draft tokens, by generation.
-    drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    # Number of drafts of each; None: none has any.
+    num_drafts: np.ndarray | None = None
+    # True if there are forced tokens among the drafts.
+    has_forced: bool = False
     # Sequences whose prefill this step completes, with their generations at the time of the plan.
     finishing: list[tuple[Sequence, int]] = field(default_factory=list)
     # Prefill tokens that the step computes.
     num_prefill_tokens: int = 0
     # True if the step computes nothing.
     is_empty: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculativeRows:
+    """The decodes that verify drafts in one plan, as columns."""
+
+    rows: np.ndarray
+    generations: np.ndarray
+    # Of the first sampled token, counted from the beginning of the prompt.
+    positions: np.ndarray
+    # int64: the number of drafts, at least 1 each. int32 [rows, at least the largest count]: the drafts.
+    counts: np.ndarray
+    token_ids: np.ndarray
+
+    def drafts(self) -> list[tuple[int, tuple[int, ...]]]:
+        """`Plan.drafts` of these rows."""
+        return [
+            (row, tuple(token_ids[:count]))
+            for row, count, token_ids in zip(
+                self.rows.tolist(), self.counts.tolist(), self.token_ids.tolist(), strict=True
+            )
+        ]
 
 
 class InFlight:
@@ -256,15 +225,17 @@ class InFlight:
 class PlanDraft:
     """Collects what one step computes. Decodes are added last, once none of them can lose its place any more."""
 
-    __slots__ = ("_grown", "chunks", "drafts", "finishing", "lacks_blocks", "new_rows", "swapped_in")
+    __slots__ = ("_grown", "chunks", "drafts", "finishing", "lacks_blocks", "new_rows", "speculative", "swapped_in")
 
     def __init__(self) -> None:
         self.new_rows: list[PlannedRow] = []
         self.swapped_in: list[tuple[int, int]] = []
         self.chunks: list[tuple[Sequence, int]] = []
-        # The sequences in `chunks` that complete their prefill, and those that verify drafts.
+        # The sequences in `chunks` that complete their prefill, and those that verify forced tokens.
         self.finishing: list[Sequence] = []
         self.drafts: list[Sequence] = []
+        # The decodes with drafts.
+        self.speculative: SpeculativeRows | None = None
         # A sequence has been preempted, or sits the step out, for lack of blocks.
         self.lacks_blocks = False
         # (sequence, its generation then, blocks)
@@ -288,6 +259,17 @@ class PlanDraft:
     def grow(self, sequence: Sequence, blocks: list[int]) -> None:
         sequence.block_ids += blocks
         self._grown.append((sequence, sequence.generation, blocks))
+
+    def grow_more(self, grown: Iterable[tuple[Sequence, list[int]]]) -> None:
+        """`grow` for sequences that may have got blocks in this plan already."""
+        places = {generation: index for index, (_, generation, _) in enumerate(self._grown)}
+        for sequence, blocks in grown:
+            index = places.get(sequence.generation)
+            if index is None:
+                self.grow(sequence, blocks)
+            else:
+                sequence.block_ids += blocks
+                self._grown[index] = sequence, sequence.generation, self._grown[index][2] + blocks
 
     def compute(self, sequence: Sequence, count: int, step: int) -> None:
         """Adds the next `count` tokens of a sequence that has a row and blocks for them, and does not decode."""
@@ -321,6 +303,9 @@ class PlanDraft:
         rows, generations, positions = decodes
         # A decode reads as many tokens as the position of the token that it samples.
         num_context_tokens = int(positions.sum()) + sum(sequence.num_computed_tokens for sequence, _ in self.chunks)
+        speculative = self.speculative
+        if speculative is not None:
+            num_context_tokens += int(speculative.positions.sum() + speculative.counts.sum())
         plan = Plan(
             step=step,
             decode_rows=rows,
@@ -337,7 +322,7 @@ class PlanDraft:
         plan.trimmed_rows = [
             (sequence.row, kept) for sequence, generation, kept in trimmed if sequence.generation == generation
         ]
-        if not self.chunks:
+        if not self.chunks and speculative is None:
             awaited = StepInFlight(
                 step=step,
                 generations=generations,
@@ -351,13 +336,30 @@ class PlanDraft:
         plan.drafts = [(sequence.row, sequence.drafts) for sequence in self.drafts]
         sampling = {sequence.generation for sequence in self.finishing + self.drafts}
         chunked = [sequence for sequence, _ in self.chunks if sequence.generation in sampling]
+        generations = np.append(generations, np.array([sequence.generation for sequence in chunked], np.int64))
+        rows = np.append(rows, np.array([sequence.row for sequence in chunked], np.uint16))
+        positions = np.append(positions, np.array([sequence.num_tokens for sequence in chunked], np.int64))
+        num_drafts = np.array([len(sequence.drafts) for sequence in chunked], np.int64) if self.drafts else None
+        if speculative is not None:
+            num_others = len(rows)
+            generations = np.append(generations, speculative.generations)
+            rows, positions = np.append(rows, speculative.rows), np.append(positions, speculative.positions)
+            forced, num_drafts = num_drafts, np.zeros(len(rows), np.int64)
+            if forced is not None:
+                num_drafts[num_others - len(forced) : num_others] = forced
+            num_drafts[num_others:] = speculative.counts
+            plan.chunks += zip(speculative.rows.tolist(), (speculative.counts + 1).tolist(), strict=True)
+            plan.drafts += speculative.drafts()
+        elif num_drafts is not None:
+            num_drafts = np.append(np.zeros(len(rows) - len(num_drafts), np.int64), num_drafts)
         return plan, StepInFlight(
             step=step,
-            generations=np.append(generations, np.array([sequence.generation for sequence in chunked], np.int64)),
-            rows=np.append(rows, np.array([sequence.row for sequence in chunked], np.uint16)),
-            positions=np.append(positions, np.array([sequence.num_tokens for sequence in chunked], np.int64)),
-            decodes_version=None if chunked else decodes_version,
-            drafts={sequence.generation: sequence.drafts for sequence in self.drafts},
+            generations=generations,
+            rows=rows,
+            positions=positions,
+            decodes_version=None if chunked or speculative is not None else decodes_version,
+            num_drafts=num_drafts,
+            has_forced=bool(self.drafts),
             finishing=[(sequence, sequence.generation) for sequence in self.finishing],
             num_prefill_tokens=sum(count for sequence, count in self.chunks if not sequence.drafts),
         )

@@ -2,6 +2,9 @@
 
 from collections.abc import Iterable
 
+import numpy as np
+
+from scheduler.core.drafting.drafting import Drafting
 from scheduler.core.messages import (
     CoreSettings,
     CoreStats,
@@ -12,11 +15,13 @@ from scheduler.core.messages import (
     SequenceEnd,
 )
 from scheduler.core.state.blocks import BlockPool, HostBlocks, PrefixCache, num_blocks_for
-from scheduler.core.state.decodes import Decodes, EndTokens
+from scheduler.core.state.decodes import Decodes
+from scheduler.core.state.end_tokens import EndTokens
 from scheduler.core.state.fault_isolation import FaultIsolation
 from scheduler.core.state.queue import Admission, Deadlines
 from scheduler.core.state.request import Group, Sequence, SequenceStatus
-from scheduler.core.state.running import InFlight, Rows, Running
+from scheduler.core.state.rows import Rows
+from scheduler.core.state.running import InFlight, Running
 from scheduler.core.state.timelines import Timelines
 from scheduler.core.state.waiting import WaitingQueue
 
@@ -36,7 +41,10 @@ class State:
             settings.block_size,
             settings.max_steps_in_flight,
             holds_constrained=settings.holds_constrained,
+            max_drafts=settings.speculation.num_speculative_tokens if settings.speculation else 0,
         )
+        # None: no sequence gets drafts but forced tokens.
+        self.drafting = None if settings.speculation is None else Drafting(settings, settings.speculation)
         self.running = Running(self.rows, self.pool, self.decodes)
         self.waiting = WaitingQueue(priority_first=settings.scheduling_policy == "priority")
         self.in_flight = InFlight()
@@ -166,6 +174,7 @@ class State:
                 self.decodes.settle(sequence)
             if reason is not FinishReason.ERROR:
                 self.prefix_cache.publish(sequence)
+                self._keep_output(sequence)
             self.end_tokens.remove(sequence.end_token_ids)
             self.running.remove(sequence, last_step=self.in_flight.last_step)
         else:
@@ -182,6 +191,13 @@ class State:
             self.admission.dequeue(group.number)
             self.timelines.finish(group.number)
             self.fault_isolation.forget(group.number)
+
+    def _keep_output(self, sequence: Sequence) -> None:
+        if self.drafting is not None:
+            request = sequence.group.request
+            self.drafting.end_output(
+                (request.tenant, request.cache_salt), np.array(sequence.output_token_ids, np.int32)
+            )
 
     def fail(self, sequence: Sequence, message: str, now: float, *, no_token: bool = False) -> SequenceEnd:
         # The KV that it computed or read may be what is wrong: no other sequence may find it.

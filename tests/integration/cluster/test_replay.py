@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from configs.options import Options
 from octavo.cli.main import app
-from scheduler.core.state.running import Rows
+from scheduler.core.state.rows import Rows
 from tests.support.repository import ROOT
 from tests.support.scheduler.recordings import record
 from tests.support.scheduler.scheduling import TIMEOUT, RouterEnd, make_options

@@ -4,7 +4,7 @@ from collections import deque
 
 import pytest
 
-from scheduler.core.messages import FinishReason, Plan, RejectReason, Result
+from scheduler.core.messages import FinishReason, Plan, RejectReason, Result, Speculation, StepCosts
 from tests.fakes.model import generate
 from tests.support.scheduler.core import CoreDriver, counts_of, make_request
 
@@ -110,15 +110,17 @@ def test_drafts_make_several_tokens_a_step_if_they_are_right(is_right: bool):
     def drafter(true_tokens: list[int]) -> tuple[int, ...]:
         return tuple(true_tokens[:3]) if is_right else tuple((token + 1) % 13 for token in true_tokens[:3])
 
-    driver = CoreDriver(num_speculative_tokens=3, drafter=drafter)
+    driver = CoreDriver(speculation=Speculation(num_speculative_tokens=3, workers_draft=True), drafter=drafter)
+    driver.core.set_costs(StepCosts(num_tokens=(1, 64), seconds=(1.0, 1.0), draft_seconds=(0.0, 0.0)))
     driver.submit(make_request(1, range(5), max_tokens=13))
     steps = driver.finish()
     assert driver.tokens[1, 0] == expected(1, list(range(5)), 13)
     stats = driver.core.stats
     if is_right:
-        # One token in the first step, then four per step.
-        assert steps == 4
-        assert stats.num_accepted_tokens == stats.num_draft_tokens == 9
+        # One token in the first step; then the drafters know the sequence; four per step from the third on.
+        assert steps == 5
+        assert stats.num_accepted_tokens == stats.num_draft_tokens == 8
+        assert stats.num_accepted_by_position == (3, 3, 2)
     else:
         assert steps == 13
         assert stats.num_accepted_tokens == 0 < stats.num_draft_tokens

@@ -7,7 +7,7 @@ import pytest
 
 from scheduler.core.messages import ChoiceStart, CoreSettings, GroupRequest, Plan, StopRules
 from scheduler.core.planner import Planner
-from scheduler.core.state.running import Rows
+from scheduler.core.state.rows import Rows
 from scheduler.recording.file import RecordingWriter
 from scheduler.recording.replay import replay
 from tests.fakes.model import FakeSampling

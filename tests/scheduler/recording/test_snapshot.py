@@ -24,12 +24,14 @@ from scheduler.core.messages import (
     Rejection,
     Result,
     SequenceEnd,
+    StepCosts,
     StepOutputs,
     StopRules,
 )
 from scheduler.core.snapshot import Snapshot
 from scheduler.recording.records import plan_record
 from tests.properties.walk import walk
+from tests.properties.workloads import SPECULATIONS
 
 SETTINGS = CoreSettings(block_size=4, num_blocks=30, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=16)
 REQUEST = GroupRequest(
@@ -45,8 +47,9 @@ NUM_WALKS = 4
 KINDS: dict[str, dict[str, object]] = {
     "any": {},
     "swap": {"preemption_mode": "swap", "num_swap_blocks": 40},
-    "drafts": {"num_speculative_tokens": 3},
-    "steps in flight": {"max_steps_in_flight": 3, "num_stages": 1, "num_speculative_tokens": 0},
+    "drafts": {"speculation": SPECULATIONS[3]},
+    "drafts of the core": {"speculation": SPECULATIONS[2], "max_steps_in_flight": 3, "num_stages": 1},
+    "steps in flight": {"max_steps_in_flight": 3, "num_stages": 1, "speculation": None},
     "stages": {"max_steps_in_flight": 4, "num_stages": 3},
     "prefills first": {
         "enable_chunked_prefill": False, "max_num_batched_tokens": 40, "long_prefill_token_threshold": 0,
@@ -56,7 +59,8 @@ KINDS: dict[str, dict[str, object]] = {
 HELD = {
     "any": ["running", "waiting", "a plan in flight", "cached blocks", "hashes", "queued"],
     "swap": ["host blocks"],
-    "drafts": ["drafts", "a plan in flight with drafts"],
+    "drafts": ["a plan in flight with drafts", "recent outputs", "costs"],
+    "drafts of the core": ["a plan in flight with drafts"],
     "steps in flight": ["plans in flight", "resting rows", "untold rows"],
     "stages": ["plans in flight"],
     "prefills first": ["running"],
@@ -82,7 +86,9 @@ def count(snapshot: Snapshot, held: Counter[str]) -> None:
     held["host blocks"] += any(sequence.host_blocks for sequence in sequences)
     held["a plan in flight"] += len(snapshot.in_flight) == 1
     held["plans in flight"] += len(snapshot.in_flight) > 1
-    held["a plan in flight with drafts"] += any(step.drafts for step in snapshot.in_flight)
+    held["a plan in flight with drafts"] += any(step.num_drafts for step in snapshot.in_flight)
+    held["recent outputs"] += bool(snapshot.drafting and snapshot.drafting.recent_outputs)
+    held["costs"] += bool(snapshot.drafting and snapshot.drafting.costs)
     held["cached blocks"] += bool(snapshot.pool.cached)
     held["hashes"] += bool(snapshot.pool.hashes)
     held["resting rows"] += bool(snapshot.rows.resting)
@@ -113,6 +119,10 @@ class TwinCore(Core):
     def cancel(self, group: int, choices: Collection[int] | None, now: float, *, cause: str = "") -> list[SequenceEnd]:
         ends = super().cancel(group, choices, now, cause=cause)
         return same(ends, self.twin.cancel(group, choices, now, cause=cause))
+
+    def set_costs(self, costs: StepCosts) -> None:
+        super().set_costs(costs)
+        self.twin.set_costs(costs)
 
     def schedule(self, now: float) -> Plan | None:
         self._may_copy()

@@ -1,6 +1,6 @@
 """Speculation end to end, on a tiny model: a core that plans drafts and a runner that verifies them.
 
-There is no drafter yet: a stand-in knows the answers and is wrong now and then.
+In place of a drafter of the workers, a stand-in knows the answers and is wrong now and then.
 """
 
 import dataclasses
@@ -13,7 +13,15 @@ import pytest
 from configs.options import Options
 from protos import inference_pb2, step_pb2
 from scheduler.core.core import Core
-from scheduler.core.messages import ChoiceStart, CoreStats, GroupRequest, SequenceKey, StopRules
+from scheduler.core.messages import (
+    ChoiceStart,
+    CoreStats,
+    GroupRequest,
+    SequenceKey,
+    Speculation,
+    StepCosts,
+    StopRules,
+)
 from scheduler.ranks.step_wire import GroupSampling, StepCodec
 from scheduler.settings import core_settings
 from tests.support.models.tiny_model import VOCAB_SIZE, make_tiny_model
@@ -61,7 +69,10 @@ def generate(
     """Runs all prompts at once, with two choices each."""
     runner.reset()
     settings = core_settings(given, runner.model_info)
-    core = Core(dataclasses.replace(settings, num_speculative_tokens=num_speculative_tokens))
+    speculation = Speculation(num_speculative_tokens=num_speculative_tokens, workers_draft=True)
+    core = Core(dataclasses.replace(settings, speculation=speculation if num_speculative_tokens else None))
+    # Drafts always pay.
+    core.set_costs(StepCosts(num_tokens=(1, 64), seconds=(1.0, 1.0), draft_seconds=(0.0, 0.0)))
     codec, outputs = StepCodec(0), Outputs()
     for group, (prompt, params) in enumerate(zip(PROMPTS, KINDS, strict=True), 1):
         request = GroupRequest(

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from protos.inference_pb2 import ReasoningMarks, SamplingParams, TokenIds
-from scheduler.core.messages import CoreSettings, FinishReason
+from scheduler.core.messages import CoreSettings, FinishReason, Speculation
 from tests.fakes.fake_model import POISON
 from tests.fakes.fake_runner import fake_runner
 from tests.support.scheduler.generate import Asked, Generated, generate
@@ -93,9 +93,13 @@ def test_a_spent_budget_ends_the_reasoning_and_changes_no_token_before_it(expect
     assert expected.tokens[10, 0] != expected.tokens[10, 1]
 
 
+# Of n-grams, beside the forced tokens.
+TWO_DRAFTS = Speculation(num_speculative_tokens=2, drafters=("ngram",), prompt_lookup_min=1)
+
+
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize(
-    "changes", [{}, {"num_blocks": 9}, {"max_num_batched_tokens": 12}, {"num_speculative_tokens": 2}]
+    "changes", [{}, {"num_blocks": 9}, {"max_num_batched_tokens": 12}, {"speculation": TWO_DRAFTS}]
 )
 def test_forced_tokens_change_no_output_and_no_logprob(
     expected: Generated, steps: int, changes: dict[str, Any]

@@ -1,0 +1,92 @@
+"""How many drafts each row gets in a step: as many as make the most of the expected tokens a second.
+
+If the drafts of a row are right with probability p each, the i-th one adds p**i to the expected tokens of the step. Of
+all rows' drafts the likeliest are taken first, until another one takes more of the step's time than it is worth.
+"""
+
+import numpy as np
+
+from scheduler.core.messages import StepCosts
+
+# Before anything is measured, each token after the first adds this much of the first one's time.
+_FIRST_SHARE = 0.1
+# Drafts must gain at least this much over none: estimates err.
+_LEAST_GAIN = 1.03
+
+
+class CostTable:
+    """The seconds of a step by its number of tokens: linear between the measured numbers, and past the last."""
+
+    def __init__(self) -> None:
+        self.costs: StepCosts | None = None
+
+    def seconds(self, first: int, count: int) -> np.ndarray:
+        """float64 [count]: seconds of steps with `first` tokens, first + 1, and so on."""
+        return self._table(first + count)[first : first + count]
+
+    def draft_seconds(self, num_rows: int) -> float:
+        """Seconds of one more draft of the workers' drafter for so many rows."""
+        costs = self.costs
+        if costs is None or not costs.draft_seconds:
+            # As long as nothing is known, an eighth of a step.
+            return float(self.seconds(max(1, num_rows), 1)[0]) / 8
+        return float(np.interp(num_rows, costs.num_tokens[: len(costs.draft_seconds)], costs.draft_seconds))
+
+    def set(self, costs: StepCosts | None) -> None:
+        self.costs = costs
+        self._seconds = np.zeros(0)
+
+    _seconds = np.zeros(0)
+
+    def _table(self, size: int) -> np.ndarray:
+        if len(self._seconds) < size:
+            numbers = np.arange(max(size, 2 * len(self._seconds), 256), dtype=np.float64)
+            costs = self.costs
+            if costs is None:
+                self._seconds = 1.0 + _FIRST_SHARE * (numbers - 1.0)
+            else:
+                x, y = np.array(costs.num_tokens, np.float64), np.array(costs.seconds, np.float64)
+                self._seconds = np.interp(numbers, x, y)
+                slope = (y[-1] - y[-2]) / (x[-1] - x[-2]) if len(x) > 1 else _FIRST_SHARE * y[-1] / x[-1]
+                self._seconds += np.maximum(numbers - x[-1], 0.0) * slope
+            # The more tokens the longer, whatever was measured.
+            np.maximum.accumulate(self._seconds, out=self._seconds)
+        return self._seconds
+
+
+def choose_counts(
+    rates_L: np.ndarray, most_L: np.ndarray, *, num_rows: int, num_tokens: int, budget: int, costs: CostTable
+) -> np.ndarray:
+    """int64 [L]: the number of drafts of each row.
+
+    rates_L: the probability that a draft of a row is right. most_L: upper bounds. num_rows, num_tokens: rows that
+    sample in the step, and tokens that it computes without drafts. budget: tokens that it has left.
+    """
+    most = int(most_L.max(initial=0))
+    if not most or budget < 1:
+        return np.zeros(len(rates_L), np.int64)
+    # The value of each draft; those of one row fall.
+    values_LK = np.multiply.accumulate(np.broadcast_to(rates_L[:, None], (len(rates_L), most)), axis=1)
+    values_LK = np.where(np.arange(most) < most_L[:, None], values_LK, 0.0)
+    # Rows before others where they are equal.
+    values_LK *= (1.0 - 1e-9 * np.arange(len(rates_L)))[:, None]
+    sorted_values = np.sort(values_LK, axis=None)[::-1][:budget]
+    tokens = num_rows + np.append(0.0, sorted_values.cumsum())
+    gains = tokens / costs.seconds(num_tokens, len(tokens))
+    best = int(gains.argmax())
+    if not best or gains[best] < _LEAST_GAIN * gains[0]:
+        return np.zeros(len(rates_L), np.int64)
+    return np.count_nonzero(values_LK >= sorted_values[best - 1], axis=1)
+
+
+def choose_depth(values_K: np.ndarray, num_rows: int, num_drafting: int, costs: CostTable) -> int:
+    """The number of drafts that the workers' drafter should make for each of num_drafting of num_rows rows.
+
+    values_K: what the i-th draft of all these rows adds to the expected tokens of a step.
+    """
+    depths = np.arange(len(values_K) + 1)
+    tokens = num_rows + np.append(0.0, values_K.cumsum())
+    seconds = costs.seconds(num_rows, len(values_K) * num_drafting + 1)[depths * num_drafting]
+    gains = tokens / (seconds + depths * costs.draft_seconds(num_drafting))
+    best = int(gains.argmax())
+    return best if gains[best] >= _LEAST_GAIN * gains[0] else 0

@@ -1,0 +1,216 @@
+"""The drafters of a core: what they propose for each row, and how likely it is right.
+
+All of it follows from the tokens of the rows, the drafts of the workers' drafter and the costs that the core is told.
+"""
+
+import numpy as np
+
+from scheduler.core.drafting.choice import CostTable, choose_counts, choose_depth
+from scheduler.core.drafting.lookup import Lookup
+from scheduler.core.drafting.outputs import MOST_SCOPES, RecentOutputs, Scope
+from scheduler.core.drafting.rates import Rates
+from scheduler.core.drafting.texts import Texts
+from scheduler.core.messages import CoreSettings, Speculation, StepCosts
+
+# Tokens of the contexts of SuffixDecoding's tree (Oliaro and others, 2024, arXiv 2411.04975) that are tried here: the
+# longest that came before decides.
+_SUFFIX_ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32)
+# Outputs of recent requests are kept in texts of at least this many tokens.
+_LEAST_RECENT_TOKENS = 1 << 14
+
+
+class Drafting:
+    """Arrays have one entry a row of the core (R), a row of a call (L), or a draft (K)."""
+
+    def __init__(self, settings: CoreSettings, speculation: Speculation) -> None:
+        num_rows, self.num_drafts = settings.max_num_seqs, speculation.num_speculative_tokens
+        keeps_outputs = speculation.max_cached_outputs > 0 and "suffix" in speculation.drafters
+        num_lanes = num_rows + (MOST_SCOPES if keeps_outputs else 0)
+        max_len = max(settings.max_model_len, _LEAST_RECENT_TOKENS if keeps_outputs else 0)
+        self._texts = Texts(num_lanes if speculation.drafters else 0, max_len if speculation.drafters else 1)
+        ngram_orders = tuple(range(speculation.prompt_lookup_min, speculation.prompt_lookup_max + 1))
+        self._lookups = {
+            name: Lookup(
+                self._texts,
+                num_lanes,
+                _SUFFIX_ORDERS if name == "suffix" else ngram_orders,
+                by_frequency=name == "suffix",
+            )
+            for name in speculation.drafters
+        }
+        self._names = [*speculation.drafters, *(["workers"] if speculation.workers_draft else [])]
+        # Index of the workers' drafter; -1: they have none.
+        self.workers = len(speculation.drafters) if speculation.workers_draft else -1
+        self._recent: RecentOutputs | None = None
+        if keeps_outputs:
+            self._recent = RecentOutputs(self._texts, self._lookups["suffix"], num_rows, speculation.max_cached_outputs)
+        num_drafters = len(self._names)
+        num_levels = max((lookup.num_orders for lookup in self._lookups.values()), default=1)
+        self.rates, self.costs = Rates(num_drafters, num_rows, num_levels), CostTable()
+        # By drafter and row: what it proposes for the next tokens, how many of them, and the level of its context.
+        self._proposed_DRK = np.zeros((num_drafters, num_rows, self.num_drafts), np.int32)
+        self._num_proposed_DR = np.zeros((num_drafters, num_rows), np.int64)
+        self._level_DR = np.full((num_drafters, num_rows), -1, np.int64)
+        # Generation of the sequence whose tokens a row's text holds, and the upper bound of its drafts.
+        self._generation_R = np.zeros(num_rows, np.int64)
+        self._most_R = np.zeros(num_rows, np.int64)
+        # Lane of the recent outputs of its scope; -1: none.
+        self._recent_R = np.full(num_rows, -1, np.int64)
+
+    # --- Tokens
+
+    def unknown(self, rows_L: np.ndarray, generations_L: np.ndarray) -> np.ndarray:
+        """Indices of the rows whose tokens are not known here: `begin` must tell them, with all tokens so far."""
+        return (self._generation_R[rows_L] != generations_L).nonzero()[0]
+
+    def begin(self, row: int, generation: int, token_ids: np.ndarray, *, max_drafts: int | None, scope: Scope) -> None:
+        """Begins with a sequence that has this row, and these tokens (int32). max_drafts: None: no bound of its own."""
+        self._generation_R[row] = generation
+        self._most_R[row] = self.num_drafts if max_drafts is None else min(max_drafts, self.num_drafts)
+        self.rates.begin(row)
+        self._num_proposed_DR[:, row] = 0
+        self._level_DR[:, row] = -1
+        if not self._most_R[row] or not self._lookups:
+            return
+        if self._recent is not None:
+            self._recent_R[row] = self._recent.lane_of(scope)
+        positions = self._texts.begin(row, token_ids)
+        for lookup in self._lookups.values():
+            lookup.begin(row, positions)
+        self._propose(np.array([row]))
+
+    def extend(
+        self, rows_L: np.ndarray, generations_L: np.ndarray, token_ids: np.ndarray, counts_L: np.ndarray | None
+    ) -> None:
+        """Takes the tokens (int32) that rows got in a step: counts_L[i] each, None: one. Ignores rows that are not
+        known."""
+        takes_L = (self._generation_R[rows_L] == generations_L) & (self._most_R[rows_L] > 0)
+        if not takes_L.all():
+            token_ids = token_ids[takes_L if counts_L is None else takes_L.repeat(counts_L)]
+            rows_L, counts_L = rows_L[takes_L], None if counts_L is None else counts_L[takes_L]
+        if not len(rows_L):
+            return
+        rows_L = rows_L.astype(np.int64)
+        for drafter in range(len(self._names)):
+            self._compare(drafter, rows_L, token_ids, counts_L)
+        if self._lookups:
+            lanes_T, positions_T = self._texts.append(rows_L, token_ids, counts_L)
+            for lookup in self._lookups.values():
+                lookup.add(lanes_T, positions_T)
+            self._propose(rows_L)
+
+    def _propose(self, rows_L: np.ndarray) -> None:
+        for drafter, lookup in enumerate(self._lookups.values()):
+            others_L = self._recent_R[rows_L] if self._names[drafter] == "suffix" and self._recent is not None else None
+            lanes_L, positions_L, levels_L = lookup.find(rows_L, others_L)
+            has_L = positions_L >= 0
+            proposed_LK = self._texts.copies(lanes_L, np.where(has_L, positions_L, 0), self.num_drafts)
+            num_L = np.where(has_L, self.num_drafts, 0)
+            if others_L is not None:
+                # The end of a recent output.
+                is_end_LK = proposed_LK < 0
+                num_L = np.where(is_end_LK.any(axis=1), np.minimum(num_L, is_end_LK.argmax(axis=1)), num_L)
+            self._proposed_DRK[drafter, rows_L] = proposed_LK
+            self._num_proposed_DR[drafter, rows_L] = num_L
+            self._level_DR[drafter, rows_L] = levels_L
+
+    def _compare(self, drafter: int, rows_L: np.ndarray, token_ids: np.ndarray, counts_L: np.ndarray | None) -> None:
+        """Compares what was proposed for the next tokens with them."""
+        num_L = self._num_proposed_DR[drafter, rows_L]
+        if counts_L is None:
+            tries_L = np.minimum(num_L, 1)
+            hits_L = tries_L * (self._proposed_DRK[drafter, rows_L, 0] == token_ids)
+        else:
+            width = min(int(counts_L.max()), self.num_drafts)
+            firsts_L = counts_L.cumsum() - counts_L
+            offsets = np.arange(width)
+            compared_L = np.minimum(num_L, counts_L)
+            new_LK = token_ids[np.minimum(firsts_L[:, None] + offsets, len(token_ids) - 1)]
+            same_LK = self._proposed_DRK[drafter, rows_L, :width] == new_LK
+            same_LK &= offsets < compared_L[:, None]
+            hits_L = np.logical_and.accumulate(same_LK, axis=1).sum(axis=1)
+            # The first wrong one was tried as well, those behind it were not.
+            tries_L = np.minimum(hits_L + 1, compared_L)
+        self.rates.note(drafter, rows_L, np.where(tries_L > 0, self._level_DR[drafter, rows_L], -1), hits_L, tries_L)
+        if drafter == self.workers:
+            self._num_proposed_DR[drafter, rows_L] = 0
+
+    def take_workers(self, row: int, token_ids: tuple[int, ...]) -> None:
+        """Takes what the workers' drafter proposes after the tokens known so far. Call it after `extend`."""
+        count = min(len(token_ids), int(self._most_R[row]))
+        self._proposed_DRK[self.workers, row, :count] = token_ids[:count]
+        self._num_proposed_DR[self.workers, row] = count
+        self._level_DR[self.workers, row] = 0
+
+    def end_output(self, scope: Scope, token_ids: np.ndarray) -> None:
+        """Takes the output (int32) of a sequence that has ended."""
+        if self._recent is not None:
+            self._recent.add(scope, token_ids)
+
+    # --- Drafts
+
+    def best(self, rows_L: np.ndarray, generations_L: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each row the proposals of the drafter that is right most often: tokens [L, K], how many of them, and the
+        probability that one is right."""
+        index = np.arange(len(rows_L))
+        num_DL, rates_DL = self._num_proposed_DR[:, rows_L], self._rates(rows_L)
+        best_L = rates_DL.argmax(axis=0) if len(rates_DL) > 1 else np.zeros(len(rows_L), np.int64)
+        num_L = np.minimum(num_DL[best_L, index], self.bounds(rows_L, generations_L))
+        return self._proposed_DRK[best_L, rows_L], num_L, np.maximum(rates_DL[best_L, index], 0.0)
+
+    def _rates(self, rows_L: np.ndarray) -> np.ndarray:
+        """float64 [D, L]: -1 where a drafter proposes nothing."""
+        rates_DL = np.full((len(self._names), len(rows_L)), -1.0)
+        for drafter in range(len(self._names)):
+            rates_L = self.rates.of(drafter, rows_L, self._level_DR[drafter, rows_L])
+            rates_DL[drafter] = np.where(self._num_proposed_DR[drafter, rows_L] > 0, rates_L, -1.0)
+        return rates_DL
+
+    def choose(
+        self, rates_L: np.ndarray, most_L: np.ndarray, *, num_rows: int, num_tokens: int, budget: int
+    ) -> np.ndarray:
+        """The number of drafts of each row: see `choose_counts`."""
+        return choose_counts(rates_L, most_L, num_rows=num_rows, num_tokens=num_tokens, budget=budget, costs=self.costs)
+
+    def bounds(self, rows_L: np.ndarray, generations_L: np.ndarray) -> np.ndarray:
+        """The most drafts of each row that its request allows; 0 for rows that are not known."""
+        return np.where(self._generation_R[rows_L] == generations_L, self._most_R[rows_L], 0)
+
+    def choose_wanted(self, rows_L: np.ndarray, most_L: np.ndarray) -> np.ndarray:
+        """int64 [L]: the number of drafts that the workers' drafter should propose for each row: as many for all rows
+        for which it is better than the other drafters, or none. most_L: upper bounds."""
+        counts_L = np.zeros(len(rows_L), np.int64)
+        rates_L = self.rates.of(self.workers, rows_L, np.zeros(len(rows_L), np.int64))
+        others_L = np.delete(self._rates(rows_L), self.workers, axis=0).max(axis=0, initial=-1.0)
+        wanted_L = (rates_L > others_L) & (most_L > 0)
+        num_wanted = int(wanted_L.sum())
+        if num_wanted:
+            values = np.multiply.accumulate(np.repeat(rates_L[wanted_L][:, None], self.num_drafts, axis=1), axis=1)
+            counts_L[wanted_L] = choose_depth(values.sum(axis=0), len(rows_L), num_wanted, self.costs)
+        return np.minimum(counts_L, most_L)
+
+    # --- Snapshots
+
+    def save(
+        self,
+    ) -> tuple[StepCosts | None, list[list[float]], list[list[float]], list[tuple[str, str, list[list[int]]]]]:
+        """Returns costs, hits and tries by kind, and recent outputs, for `restore`. Forgets the rows: their tokens are
+        told again, as to the core that is restored."""
+        self._generation_R[:] = 0
+        self._num_proposed_DR[:] = 0
+        self._level_DR[:] = -1
+        self.rates.forget_rows()
+        return self.costs.costs, *self.rates.save(), [] if self._recent is None else self._recent.save()
+
+    def restore(
+        self,
+        costs: StepCosts | None,
+        hits: list[list[float]],
+        tries: list[list[float]],
+        recent_outputs: list[tuple[str, str, list[list[int]]]],
+    ) -> None:
+        """Takes what `save` returned."""
+        self.costs.set(costs)
+        self.rates.restore(hits, tries)
+        if self._recent is not None:
+            self._recent.restore(recent_outputs)

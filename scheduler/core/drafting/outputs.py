@@ -1,0 +1,100 @@
+"""Recent outputs of each tenant and cache_salt, from which its later requests draft."""
+
+from collections import deque
+
+import numpy as np
+
+from scheduler.core.drafting.lookup import Lookup
+from scheduler.core.drafting.texts import Texts
+
+# (tenant, cache_salt)
+Scope = tuple[str, str]
+# Stands after each output; no token has this number.
+_END = np.array([-1], np.int32)
+# Scopes whose outputs are kept; the least recently used is forgotten.
+MOST_SCOPES = 32
+# Shorter ones have nothing to copy.
+_LEAST_TOKENS = 8
+
+
+class RecentOutputs:
+    """Each scope has a lane behind those of the rows."""
+
+    def __init__(self, texts: Texts, lookup: Lookup, first_lane: int, max_outputs: int) -> None:
+        self._texts, self._lookup, self._max_outputs = texts, lookup, max_outputs
+        self._free = list(range(first_lane + MOST_SCOPES - 1, first_lane - 1, -1))
+        # The least recently used scope first.
+        self._lanes: dict[Scope, int] = {}
+        # By lane: (end position in its text, output).
+        self._outputs: dict[int, deque[tuple[int, np.ndarray]]] = {}
+
+    def lane_of(self, scope: Scope) -> int:
+        """The lane of a scope; -1 if nothing of it is kept."""
+        return self._lanes.get(scope, -1)
+
+    def add(self, scope: Scope, token_ids: np.ndarray) -> int:
+        """Adds an output (int32). Returns the lane of its scope; -1 if it was too short."""
+        if len(token_ids) < _LEAST_TOKENS:
+            return self.lane_of(scope)
+        lane = self._lanes.pop(scope, None)
+        if lane is None:
+            lane = self._free.pop() if self._free else self._forget_oldest()
+            self._outputs[lane] = deque()
+            self._rebuild(lane)
+        self._lanes[scope] = lane
+        outputs, texts = self._outputs[lane], self._texts
+        text = np.append(token_ids[-(texts.width // 2) :], _END)
+        if texts.ends_L[lane] + len(text) > texts.max_len:
+            outputs.append((0, text))
+            self._drop_old(lane, int(sum(len(each) for _, each in outputs)))
+            self._rebuild(lane)
+        else:
+            lanes, positions = texts.append(np.array([lane]), text, np.array([len(text)]))
+            self._lookup.add(lanes[:-1], positions[:-1])
+            outputs.append((int(texts.ends_L[lane]), text))
+            self._drop_old(lane, int(texts.ends_L[lane]))
+        return lane
+
+    def _drop_old(self, lane: int, end: int) -> None:
+        """Drops the outputs beyond the bound, and those that the ring no longer holds."""
+        outputs, size = self._outputs[lane], 0
+        for index, (_, text) in enumerate(reversed(outputs), 1):
+            size += len(text)
+            if index > self._max_outputs or size > self._texts.width // 2 + 1:
+                for _ in range(len(outputs) - index + 1):
+                    outputs.popleft()
+                break
+        if outputs:
+            first_end, first = outputs[0]
+            self._texts.starts_L[lane] = max(self._texts.starts_L[lane], first_end - len(first))
+
+    def _forget_oldest(self) -> int:
+        scope = next(iter(self._lanes))
+        return self._lanes.pop(scope)
+
+    def _rebuild(self, lane: int) -> None:
+        end, outputs = 0, self._outputs[lane]
+        for index, (_, text) in enumerate(outputs):
+            end += len(text)
+            outputs[index] = (end, text)
+        text = np.concatenate([text for _, text in outputs]) if outputs else np.zeros(0, np.int32)
+        positions = self._texts.begin(lane, text)
+        # No context is followed by the end of an output.
+        self._lookup.begin(lane, positions[text[len(text) - len(positions) :] >= 0])
+
+    # --- Snapshots
+
+    def save(self) -> list[tuple[str, str, list[list[int]]]]:
+        """Returns the outputs by scope, for `restore`, and begins all lanes anew, as `restore` does."""
+        for lane in self._lanes.values():
+            self._rebuild(lane)
+        return [
+            (*scope, [text[:-1].tolist() for _, text in self._outputs[lane]]) for scope, lane in self._lanes.items()
+        ]
+
+    def restore(self, saved: list[tuple[str, str, list[list[int]]]]) -> None:
+        for tenant, salt, outputs in saved:
+            lane = self._free.pop()
+            self._lanes[tenant, salt] = lane
+            self._outputs[lane] = deque((0, np.append(np.array(each, np.int32), _END)) for each in outputs)
+            self._rebuild(lane)

@@ -1,0 +1,158 @@
+"""Gives decoding sequences drafts: tells the drafters what sequences got, and chooses the drafts of each step."""
+
+import numpy as np
+
+from scheduler.core.drafting.drafting import Drafting
+from scheduler.core.messages import Plan
+from scheduler.core.state.decodes import Selection
+from scheduler.core.state.request import Sequence
+from scheduler.core.state.running import PlanDraft, SpeculativeRows, StepInFlight
+from scheduler.core.state.state import State
+from scheduler.core.state.waiting import OUTPUT_TOKEN_COST
+
+# A sequence in a step in flight gets drafts only once that step has returned, and misses a step for it. It waits if
+# its drafts should give it at least this many tokens more.
+_LEAST_WORTH_WAITING = 1.5
+# At every so many positions, the workers' drafter is asked for a draft of a row even if it gets none: how good is it?
+_POSITIONS_BETWEEN_PROBES = 64
+
+
+class Speculator:
+    def __init__(self, state: State, drafting: Drafting) -> None:
+        self._state, self._drafting = state, drafting
+
+    # --- Results
+
+    def take_tokens(
+        self, rows: np.ndarray, generations: np.ndarray, token_ids: np.ndarray, counts: np.ndarray | None
+    ) -> None:
+        """Tells the drafters the tokens that rows got in a step, which the core knows already. counts: of each row;
+        None: one each."""
+        drafting, decodes = self._drafting, self._state.decodes
+        unknown = drafting.unknown(rows, generations)
+        drafting.extend(rows, generations, token_ids, counts)
+        for generation in generations[unknown].tolist():
+            sequence = self._state.running.by_generation.get(generation)
+            if sequence is not None:
+                if sequence.is_decoding:
+                    decodes.settle(sequence)
+                self._begin(sequence)
+
+    def _begin(self, sequence: Sequence) -> None:
+        request = sequence.group.request
+        prompt = np.frombuffer(sequence.group.prompt_token_bytes, "<i4")
+        self._drafting.begin(
+            sequence.row,
+            sequence.generation,
+            np.append(prompt, np.array(sequence.output_token_ids, np.int32)),
+            max_drafts=request.max_drafts,
+            scope=(request.tenant, request.cache_salt),
+        )
+
+    def take_drafts(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
+        """Takes what the workers' drafter proposes."""
+        if self._drafting.workers >= 0:
+            self._drafting.take_workers(sequence.row, drafts)
+
+    # --- Plans
+
+    def hold_back(self) -> None:
+        """Keeps decodes that are in a step in flight out of further ones, if they are better off with drafts in the
+        step after its result."""
+        decodes, drafting = self._state.decodes, self._drafting
+        indices = (~decodes.without_steps(slice(0, len(decodes)))).nonzero()[0]
+        if not len(indices):
+            return
+        _, num_proposed, rates = drafting.best(*decodes.rows_of(indices))
+        # One token is on its way, and a step samples one more than it accepts.
+        most = np.maximum(np.minimum(num_proposed, decodes.num_missing(indices) - 2), 0)
+        budget = self._state.settings.max_num_batched_tokens - len(decodes)
+        counts = drafting.choose(rates, most, num_rows=len(decodes), num_tokens=len(decodes), budget=budget)
+        decodes.wait_all(indices[_expected(rates, counts) >= _LEAST_WORTH_WAITING])
+
+    def choose(self, selection: Selection, draft: PlanDraft, budget: int) -> Selection:
+        """Gives decodes of the selection, which all have a block for their next token, drafts after it. Returns those
+        that get none.
+
+        Everything else in the step has its tokens and blocks already: drafts take what is left. budget: the tokens that
+        are left. Drafts never take the last blocks that running sequences may need in the next step, nor any while
+        sequences wait.
+        """
+        drafting, decodes = self._drafting, self._state.decodes
+        indices = np.arange(selection.stop) if isinstance(selection, slice) else selection
+        token_ids, num_proposed, rates = drafting.best(*decodes.rows_of(indices))
+        # A step also samples the token after the last accepted draft.
+        most = np.minimum(num_proposed, decodes.num_missing(indices) - 1)
+        # A sequence in a step in flight can't get any.
+        most[~decodes.without_steps(indices)] = 0
+        num_tokens = len(indices) + sum(count for _, count in draft.chunks)
+        counts = drafting.choose(rates, most, num_rows=len(indices), num_tokens=num_tokens, budget=budget)
+        if not counts.any():
+            return selection
+        counts = self._cut_at_ends(token_ids, counts)
+        self._cut_to_blocks(indices, counts, draft)
+        chosen = counts > 0
+        if not chosen.any():
+            return selection
+        self._advance(indices[chosen], counts[chosen], token_ids[chosen], draft)
+        return indices[~chosen]
+
+    def _cut_at_ends(self, token_ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Drops drafts behind one that ends an output."""
+        is_end = self._state.end_tokens.among(token_ids)
+        return np.where(is_end.any(axis=1), np.minimum(counts, is_end.argmax(axis=1) + 1), counts)
+
+    def _cut_to_blocks(self, indices: np.ndarray, counts: np.ndarray, draft: PlanDraft) -> None:
+        """Cuts the counts to the blocks that are there, and takes those that are lacking."""
+        state, decodes = self._state, self._state.decodes
+        rooms, block_size = decodes.draft_rooms(indices), decodes.block_size
+        lacking = -(-np.maximum(counts - rooms, 0) // block_size)
+        if not lacking.any():
+            return
+        num_spare = 0 if len(state.waiting) else max(0, state.pool.num_available - len(state.running))
+        beyond = lacking.cumsum() > num_spare
+        counts[beyond] = np.minimum(counts[beyond], np.maximum(rooms[beyond], 0))
+        lacking[beyond] = 0
+        growing = lacking.nonzero()[0]
+        numbers = lacking[growing]
+        sequences, blocks = decodes.at(indices[growing]), state.pool.take(int(numbers.sum()))
+        ends = numbers.cumsum()
+        parts = zip((ends - numbers).tolist(), ends.tolist(), strict=True)
+        draft.grow_more(zip(sequences, (blocks[start:end] for start, end in parts), strict=True))
+        decodes.grew(indices[growing], numbers)
+        for sequence, number in zip(sequences, numbers.tolist(), strict=True):
+            request = sequence.group.request
+            if request.tenant:
+                state.waiting.shares.charge(request, number * block_size * OUTPUT_TOKEN_COST)
+
+    def _advance(self, indices: np.ndarray, counts: np.ndarray, token_ids: np.ndarray, draft: PlanDraft) -> None:
+        state = self._state
+        rows, generations, positions = state.decodes.advance_drafts(indices, counts)
+        draft.speculative = SpeculativeRows(
+            rows=rows, generations=generations, positions=positions, counts=counts, token_ids=token_ids
+        )
+        state.stats.num_drafts += len(rows)
+        num_tokens = int(counts.sum())
+        state.stats.num_draft_tokens += num_tokens
+        state.stats.num_speculated_tokens += num_tokens
+
+    def ask(self, plan: Plan, awaited: StepInFlight) -> None:
+        """Asks the workers' drafter for drafts of rows that sample in this plan: as many as should pay in the next."""
+        drafting, rows = self._drafting, awaited.rows
+        if drafting.workers < 0 or not len(rows):
+            return
+        most = drafting.bounds(rows, awaited.generations)
+        counts = drafting.choose_wanted(rows.astype(np.int64), most)
+        is_probe = (counts == 0) & (awaited.positions % _POSITIONS_BETWEEN_PROBES == 0)
+        counts = np.minimum(np.where(is_probe, 1, counts), most)
+        wanted = counts > 0
+        if wanted.any():
+            plan.wanted_drafts = list(zip(rows[wanted].tolist(), counts[wanted].tolist(), strict=True))
+            # The drafts follow the tokens of this step: no other may go before them.
+            decodes = self._state.decodes
+            decodes.wait_all(decodes.locate(rows[wanted], awaited.generations[wanted])[1])
+
+
+def _expected(rates: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The number of drafts that are right, if each is with its row's probability."""
+    return rates * (1.0 - rates**counts) / (1.0 - rates)

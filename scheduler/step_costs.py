@@ -1,0 +1,89 @@
+"""Measures what steps cost by their number of tokens, for the core, which decides by it how many drafts pay."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler.core.messages import Plan, StepCosts
+
+# Numbers of tokens within a factor of 2 ** (1 / 4) count as one.
+_BINS_A_DOUBLING = 4
+# A bin counts from this many steps on; it begins with their median, as the first steps of a process are slow.
+_LEAST_STEPS = 3
+# Weight of a step's time in the average of its bin, and how far from the average a time may be to count in full.
+_WEIGHT, _MOST_FACTOR = 0.1, 2.0
+# The core is told when a bin has changed by this share, or a new one counts.
+_LEAST_CHANGE = 0.1
+
+
+@dataclass(slots=True)
+class _Bin:
+    num_tokens: float = 0.0
+    seconds: float = 0.0
+    # Of the first steps, until there are enough.
+    first: list[float] | None = None
+
+    def note(self, num_tokens: int, seconds: float) -> None:
+        if self.seconds:
+            bounded = min(max(seconds, self.seconds / _MOST_FACTOR), self.seconds * _MOST_FACTOR)
+            self.seconds += _WEIGHT * (bounded - self.seconds)
+            self.num_tokens += _WEIGHT * (num_tokens - self.num_tokens)
+            return
+        self.first = [*(self.first or ()), seconds]
+        self.num_tokens = float(num_tokens)
+        if len(self.first) >= _LEAST_STEPS:
+            self.seconds, self.first = sorted(self.first)[len(self.first) // 2], None
+
+
+class StepCostMeter:
+    def __init__(self) -> None:
+        self._steps: dict[int, _Bin] = {}
+        self._drafts: dict[int, _Bin] = {}
+        # The seconds of each bin when the core was told last.
+        self._told: dict[int, float] = {}
+        self._told_drafts: dict[int, float] = {}
+
+    def note(self, plan: Plan, seconds: float) -> None:
+        """Takes the time of a step."""
+        num_tokens = plan.num_tokens
+        if num_tokens < 1 or seconds <= 0:
+            return
+        if not plan.wanted_drafts:
+            self._steps.setdefault(_bin_of(num_tokens), _Bin()).note(num_tokens, seconds)
+            return
+        # The rest of the time is that of the workers' drafter, which proposes one draft of all rows after the other.
+        own = self._steps.get(_bin_of(num_tokens))
+        if own is not None and own.seconds:
+            depth = max(count for _, count in plan.wanted_drafts)
+            num_rows = len(plan.wanted_drafts)
+            a_draft = max(seconds - own.seconds, 0.01 * seconds) / depth
+            self._drafts.setdefault(_bin_of(num_rows), _Bin()).note(num_rows, a_draft)
+
+    def take(self) -> StepCosts | None:
+        """The costs, if they have changed by much since the last call that returned some."""
+        steps = {number: each.seconds for number, each in self._steps.items() if each.seconds}
+        drafts = {number: each.seconds for number, each in self._drafts.items() if each.seconds}
+        if not (_has_changed(self._told, steps) or _has_changed(self._told_drafts, drafts)):
+            return None
+        self._told, self._told_drafts = steps, drafts
+        numbers = sorted(steps)
+        num_tokens = [max(1, round(self._steps[number].num_tokens)) for number in numbers]
+        seconds = [steps[number] for number in numbers]
+        if num_tokens[0] > 1:
+            # Steps of fewer tokens take no less.
+            num_tokens, seconds = [1, *num_tokens], [seconds[0], *seconds]
+        draft_seconds: tuple[float, ...] = ()
+        if drafts:
+            rows = sorted(drafts)
+            sizes = [self._drafts[number].num_tokens for number in rows]
+            draft_seconds = tuple(np.interp(num_tokens, sizes, [drafts[number] for number in rows]).tolist())
+        return StepCosts(num_tokens=tuple(num_tokens), seconds=tuple(seconds), draft_seconds=draft_seconds)
+
+
+def _bin_of(num_tokens: int) -> int:
+    return round(_BINS_A_DOUBLING * math.log2(num_tokens))
+
+
+def _has_changed(before: dict[int, float], now: dict[int, float]) -> bool:
+    return any(abs(seconds - before.get(number, 0.0)) > _LEAST_CHANGE * seconds for number, seconds in now.items())

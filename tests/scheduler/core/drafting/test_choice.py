@@ -1,0 +1,63 @@
+"""How many drafts pay."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from scheduler.core.drafting.choice import CostTable, choose_counts, choose_depth
+from scheduler.core.messages import StepCosts
+
+
+def table(seconds: dict[int, float], draft_seconds: tuple[float, ...] = ()) -> CostTable:
+    costs = CostTable()
+    costs.set(StepCosts(num_tokens=tuple(seconds), seconds=tuple(seconds.values()), draft_seconds=draft_seconds))
+    return costs
+
+
+def counts_of(rates: list[float], costs: CostTable, *, most: int = 4, budget: int = 100) -> list[int]:
+    return choose_counts(
+        np.array(rates), np.full(len(rates), most), num_rows=len(rates), num_tokens=len(rates), budget=budget,
+        costs=costs,
+    ).tolist()  # fmt: skip
+
+
+def tokens_a_second(rates: list[float], counts: tuple[int, ...], costs: CostTable) -> float:
+    gained = sum(rate**i for rate, count in zip(rates, counts, strict=True) for i in range(1, count + 1))
+    return (len(rates) + gained) / float(costs.seconds(len(rates) + sum(counts), 1)[0])
+
+
+@pytest.mark.parametrize("slope", [0.01, 0.1, 0.3])
+@pytest.mark.parametrize("rates", [[0.9, 0.5, 0.1], [0.6, 0.61, 0.3], [0.95, 0.05, 0.8]])
+def test_no_other_choice_gives_more_tokens_a_second(rates: list[float], slope: float) -> None:
+    costs = table({1: 1.0, 101: 1.0 + 100 * slope})
+    best = max(product(range(5), repeat=3), key=lambda counts: tokens_a_second(rates, counts, costs))
+    chosen = tuple(counts_of(rates, costs))
+    # Where little is gained, none are chosen.
+    none = tokens_a_second(rates, (0, 0, 0), costs)
+    assert tokens_a_second(rates, chosen, costs) * 1.03 >= tokens_a_second(rates, best, costs)
+    assert chosen == (0, 0, 0) or tokens_a_second(rates, chosen, costs) > none
+
+
+def test_drafts_that_do_not_pay_are_not_chosen() -> None:
+    assert counts_of([0.9, 0.9], table({1: 1.0, 11: 11.0})) == [0, 0]
+    assert counts_of([0.0, 0.0], table({1: 1.0, 11: 1.0})) == [0, 0]
+    assert counts_of([0.9, 0.9], table({1: 1.0, 11: 1.0})) == [4, 4]
+
+
+def test_the_budget_goes_to_the_likeliest() -> None:
+    assert counts_of([0.9, 0.5], table({1: 1.0, 11: 1.0}), budget=3) == [3, 0]
+    assert counts_of([0.9, 0.5], table({1: 1.0, 11: 1.0}), budget=0) == [0, 0]
+
+
+def test_costs_never_fall_and_go_on_behind_the_last() -> None:
+    seconds = table({1: 2.0, 3: 1.0, 5: 4.0}).seconds(1, 7).tolist()
+    assert seconds == [2.0, 2.0, 2.0, 2.5, 4.0, 5.5, 7.0]
+    assert table({1: 2.0}).seconds(1, 2).tolist() == pytest.approx([2.0, 2.2])
+
+
+def test_the_workers_draft_as_deep_as_it_pays() -> None:
+    values = 0.8 ** np.arange(1, 5)
+    assert choose_depth(values, 1, 1, table({1: 1.0, 11: 1.0}, (0.0, 0.0))) == 4
+    assert 0 < choose_depth(values, 1, 1, table({1: 1.0, 11: 1.0}, (0.3, 0.3))) < 4
+    assert choose_depth(values, 1, 1, table({1: 1.0, 11: 1.0}, (2.0, 2.0))) == 0

@@ -1,0 +1,43 @@
+"""The measured costs of steps, as the core gets them."""
+
+import numpy as np
+import pytest
+
+from scheduler.core.messages import Plan
+from scheduler.step_costs import StepCostMeter
+
+
+def plan(num_tokens: int, wanted: list[tuple[int, int]] | None = None) -> Plan:
+    return Plan(step=1, decode_rows=np.zeros(num_tokens, np.uint16), wanted_drafts=wanted or [])
+
+
+def test_costs_are_told_once_there_are_some_and_when_they_change() -> None:
+    meter = StepCostMeter()
+    for seconds in (9.0, 1.0, 1.1):
+        assert meter.take() is None
+        meter.note(plan(4), seconds)
+    costs = meter.take()
+    assert costs is not None
+    # The first, slow step does not count.
+    assert (costs.num_tokens, costs.seconds, costs.draft_seconds) == ((1, 4), (1.1, 1.1), ())
+    meter.note(plan(4), 1.1)
+    assert meter.take() is None
+    for _ in range(20):
+        meter.note(plan(4), 1.5)
+    changed = meter.take()
+    assert changed is not None
+    assert 1.3 < changed.seconds[1] < 1.5
+    # One step that takes long for another reason hardly counts.
+    meter.note(plan(4), 100.0)
+    assert meter.take() is None
+
+
+def test_what_the_workers_drafter_takes_is_the_rest() -> None:
+    meter = StepCostMeter()
+    for _ in range(5):
+        meter.note(plan(1), 1.0)
+        meter.note(plan(1, [(0, 4)]), 1.4)
+    costs = meter.take()
+    assert costs is not None
+    assert costs.num_tokens == (1,)
+    assert costs.draft_seconds == pytest.approx((0.1,))
