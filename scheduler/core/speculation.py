@@ -115,7 +115,8 @@ class Speculator:
         lacking[beyond] = 0
         growing = lacking.nonzero()[0]
         numbers = lacking[growing]
-        sequences, blocks = decodes.at(indices[growing]), state.pool.take(int(numbers.sum()))
+        sequences = [decodes.sequences[index] for index in indices[growing].tolist()]
+        blocks = state.pool.take(int(numbers.sum()))
         ends = numbers.cumsum()
         parts = zip((ends - numbers).tolist(), ends.tolist(), strict=True)
         draft.grow_more(zip(sequences, (blocks[start:end] for start, end in parts), strict=True))

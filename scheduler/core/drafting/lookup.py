@@ -4,10 +4,12 @@ import numpy as np
 
 from scheduler.core.drafting.texts import Texts
 
-# Entries of a table: 24 bits of the hash, 8 bits of a count, 32 bits of the position plus 1. 0: empty.
-_POSITION, _COUNT, _CHECK = (1 << 32) - 1, 1 << 32, 40
+# Entries of a table: 23 bits of the hash, 8 bits of a count, 32 bits of the position plus 1. 0: empty.
+_POSITION, _COUNT, _CHECK, _CHECK_BITS = (1 << 32) - 1, 1 << 32, 40, 23
+_CHECK_MASK = np.uint64((1 << _CHECK_BITS) - 1)
 _MOST_COUNT = 255
-_MOST_SLOTS_BITS = 15
+# A table has about two slots for each context, and at most 2 ** 16: 512 KiB.
+_MOST_SLOTS_BITS = 16
 _TOKENS_AT_ONCE = 1 << 12
 
 
@@ -24,8 +26,9 @@ class Lookup:
         # The longest first: the first that is found counts.
         self._orders_N = np.array(sorted(orders, reverse=True), np.int64)
         self.num_orders = len(orders)
-        self._slot_bits = min(_MOST_SLOTS_BITS, (texts.width * len(orders)).bit_length() - 1)
-        self._num_slots = 1 << self._slot_bits
+        slot_bits = min(_MOST_SLOTS_BITS, (texts.width * len(orders)).bit_length())
+        self._num_slots = 1 << slot_bits
+        self._slot_shift, self._check_shift = np.uint64(64 - slot_bits), np.uint64(64 - slot_bits - _CHECK_BITS)
         self._table = np.zeros(num_lanes * self._num_slots, np.int64)
 
     def begin(self, lane: int, positions: np.ndarray) -> None:
@@ -42,7 +45,7 @@ class Lookup:
         entries = checks + (positions_T + 1)[:, None]
         if self._by_frequency:
             entries = self._vote(lanes_T, positions_T, entries, self._table[slots])
-        if is_there.all():
+        if is_there is None:
             self._table[slots] = entries
         else:
             self._table[slots[is_there]] = entries[is_there]
@@ -51,8 +54,7 @@ class Lookup:
         self, lanes_T: np.ndarray, positions_T: np.ndarray, entries: np.ndarray, before: np.ndarray
     ) -> np.ndarray:
         """The new entries, by the entries that were there: [T, N]."""
-        is_known = (before >> _CHECK) == (entries >> _CHECK)
-        is_known &= before != 0
+        is_known = ((before ^ entries) >> _CHECK == 0) & (before != 0)
         counts = (before >> 32) & _MOST_COUNT
         # An entry that the ring has overwritten compares unequal, or is a copy of the same token: both do.
         same = is_known & (
@@ -73,7 +75,8 @@ class Lookup:
         index = np.arange(len(lanes_L))
         at_L, in_L = positions_LN[index, found_L], lanes_L
         if others_L is not None and (has_other := others_L >= 0).any():
-            positions_LN = self._find_in(np.maximum(others_L, 0), hashes, is_there & has_other[:, None])
+            is_there = has_other[:, None] if is_there is None else is_there & has_other[:, None]
+            positions_LN = self._find_in(np.maximum(others_L, 0), hashes, is_there)
             other_L = (positions_LN >= 0).argmax(axis=1)
             is_there_L = positions_LN[index, other_L] >= 0
             is_better = is_there_L & ((at_L < 0) | (other_L < found_L))
@@ -82,19 +85,21 @@ class Lookup:
             in_L = np.where(is_better, others_L, in_L)
         return in_L, at_L, np.where(at_L >= 0, found_L, -1)
 
-    def _find_in(self, lanes_L: np.ndarray, hashes: np.ndarray, is_there: np.ndarray) -> np.ndarray:
-        """int64 [L, N]: the positions of the entries of these contexts; -1: there is none."""
+    def _find_in(self, lanes_L: np.ndarray, hashes: np.ndarray, is_there: np.ndarray | None) -> np.ndarray:
+        """int64 [L, N]: the positions of the entries of these contexts; -1: none. is_there: None: everywhere."""
         slots, checks = self._places(lanes_L, hashes)
         entries = self._table[slots]
         positions = (entries & _POSITION) - 1
-        is_there = is_there & ((entries >> _CHECK) == (checks >> _CHECK))
-        is_there &= positions >= self._texts.starts_L[lanes_L][:, None]
-        positions[~is_there] = -1
-        return positions
+        is_good = (entries ^ checks) < _COUNT << 8
+        is_good &= positions >= self._texts.starts_L[lanes_L][:, None]
+        if is_there is not None:
+            is_good &= is_there
+        return np.where(is_good, positions, -1)
 
     def _places(self, lanes_T: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Slots, and entries without a position."""
-        slots = (hashes >> np.uint64(64 - self._slot_bits)).astype(np.int64)
+        slots = (hashes >> self._slot_shift).view(np.int64)
         slots += (lanes_T * self._num_slots)[:, None]
-        checks = (hashes & np.uint64((1 << 23) - 1)).astype(np.int64) << _CHECK
+        # The bits behind those of the slot.
+        checks = ((hashes >> self._check_shift) & _CHECK_MASK).view(np.int64) << _CHECK
         return slots, checks

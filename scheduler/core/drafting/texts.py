@@ -11,9 +11,8 @@ _MOST_TOKENS = 1 << 16
 # Odd, so that its powers have inverses modulo 2**64.
 _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 1 << 64)
-# Multipliers of splitmix64's finalizer (Steele, Lea and Flood, 2014): each bit of the result depends on all bits.
-_MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-_SHIFT = np.uint64(31)
+# One round of splitmix64's finalizer (Steele, Lea and Flood, 2014): the high bits of a hash depend on all of its bits.
+_MIX, _SHIFT = np.uint64(0xBF58476D1CE4E5B9), np.uint64(31)
 
 
 class Texts:
@@ -68,22 +67,25 @@ class Texts:
         self.starts_L[lanes_L] = np.maximum(self.starts_L[lanes_L], self.ends_L[lanes_L] - self.width)
         return lanes_T, positions_T
 
-    def hashes(self, lanes_T: np.ndarray, ends_T: np.ndarray, orders_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """uint64 [T, N]: hashes of the n-grams of these orders that end before position ends_T. bool [T, N]: the text
-        has so many tokens there."""
-        base_T = lanes_T * self.width
+    def hashes(
+        self, lanes_T: np.ndarray, ends_T: np.ndarray, orders_N: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """uint64 [T, N]: hashes of the n-grams of these orders, the longest first, that end before position ends_T.
+        bool [T, N]: the text has so many tokens there; None: all have."""
+        base_T, starts_T = lanes_T * self.width, self.starts_L[lanes_T]
         before_TN = ends_T[:, None] - orders_N
-        is_there_TN = before_TN >= self.starts_L[lanes_T][:, None]
-        sums_T = self._sums[base_T + (ends_T - 1 & self._mask)]
         sums_TN = self._sums[base_T[:, None] + (before_TN - 1 & self._mask)]
-        sums_TN[before_TN <= 0] = 0
-        # The ring has no sum of the token before its oldest one.
-        is_there_TN &= (before_TN == 0) | (before_TN > self.starts_L[lanes_T][:, None])
-        hashes = (sums_T[:, None] - sums_TN) * self._inverses[np.maximum(before_TN, 0)]
+        is_there_TN = None
+        if not (before_TN[:, 0] > starts_T).all():
+            # The ring has no sum of the token before its oldest one.
+            is_there_TN = (before_TN == 0) | (before_TN > starts_T[:, None])
+            sums_TN[before_TN <= 0] = 0
+            before_TN = np.maximum(before_TN, 0)
+        hashes = self._sums[base_T + (ends_T - 1 & self._mask)][:, None] - sums_TN
+        hashes *= self._inverses[before_TN]
         hashes += orders_N.astype(np.uint64)
-        for multiplier in _MIX:
-            hashes ^= hashes >> _SHIFT
-            hashes *= multiplier
+        hashes ^= hashes >> _SHIFT
+        hashes *= _MIX
         return hashes, is_there_TN
 
     def at(self, lanes: np.ndarray, positions: np.ndarray) -> np.ndarray:

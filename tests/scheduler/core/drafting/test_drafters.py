@@ -48,7 +48,8 @@ def prompt_lookup(tokens: list[int], least: int, most: int) -> list[int]:
 @pytest.mark.parametrize(("least", "most"), [(1, 1), (2, 5), (3, 4)])
 def test_n_grams_propose_what_followed_the_longest_latest_match(least: int, most: int) -> None:
     choose = Random(least)
-    drafting = drafting_of("ngram", prompt_lookup_min=least, prompt_lookup_max=most)
+    # So long that few contexts share a slot.
+    drafting = drafting_of("ngram", max_model_len=60_000, prompt_lookup_min=least, prompt_lookup_max=most)
     texts = {row: choose.choices(range(4), k=choose.randint(1, 30)) for row in range(4)}
     for row, tokens in texts.items():
         begin(drafting, row, tokens)
@@ -176,11 +177,11 @@ def test_rates_follow_what_turns_out_right_also_without_drafts() -> None:
 def test_the_workers_drafts_are_compared_like_others() -> None:
     drafting = drafting_of("ngram", workers_draft=True)
     begin(drafting, 0, [1, 2, 3, 1, 2, 3])
-    for _ in range(30):
-        drafting.take_workers(0, (50, 51))
-        extend(drafting, {0: [50, 51, 7]})
+    for token in Random(3).sample(range(1000), 30):
+        drafting.take_workers(0, (token, 7))
+        extend(drafting, {0: [token, 7, 8]})
     drafting.take_workers(0, (60, 61, 62))
     assert proposed(drafting, 0) == [60, 61, 62]
     # They hold for the next tokens only.
     extend(drafting, {0: [1]})
-    assert proposed(drafting, 0)[:2] != [60, 61]
+    assert proposed(drafting, 0)[:2] != [61, 62]

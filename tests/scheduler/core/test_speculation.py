@@ -1,0 +1,131 @@
+"""Decoding sequences get drafts where they pay, and take nothing from others for them."""
+
+from collections import deque
+
+import pytest
+
+from scheduler.core.messages import Plan, Result, Speculation, StepCosts, StopRules
+from tests.fakes.model import FakeSampling, generate
+from tests.support.scheduler.core import CoreDriver, make_request
+
+NGRAM = Speculation(num_speculative_tokens=4, drafters=("ngram",))
+FREE = StepCosts(num_tokens=(1, 64), seconds=(1.0, 1.0))
+DEAR = StepCosts(num_tokens=(1, 64), seconds=(1.0, 64.0))
+# Most tokens are one more than the last: the prompt has all such pairs.
+PROMPT = [*range(13), *range(6)]
+SAMPLING = FakeSampling(is_predictable=True)
+
+
+def driver_of(costs: StepCosts = FREE, speculation: Speculation = NGRAM, **changes: object) -> CoreDriver:
+    driver = CoreDriver(speculation=speculation, **changes)
+    driver.core.set_costs(costs)
+    return driver
+
+
+def submit(driver: CoreDriver, group: int, *, max_tokens: int = 60, **fields: object) -> list[int]:
+    """Returns the output that it must have."""
+    request = make_request(group, PROMPT, max_tokens=max_tokens, **({"sampling": SAMPLING} | fields))
+    assert driver.submit(request) is None
+    return generate(request.prompt_token_ids, (), 0, request.stop, driver.settings.eos_token_ids, SAMPLING).token_ids
+
+
+def drafts_of(plan: Plan | None) -> dict[int, int]:
+    assert plan is not None
+    return {row: len(token_ids) for row, token_ids in plan.drafts}
+
+
+@pytest.mark.parametrize("drafters", [("ngram",), ("suffix",), ("ngram", "suffix")])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_outputs_are_the_same_in_fewer_steps(drafters: tuple[str, ...], steps: int) -> None:
+    driver = driver_of(speculation=Speculation(num_speculative_tokens=4, drafters=drafters), max_steps_in_flight=steps)
+    expected = {group: submit(driver, group) for group in (1, 2, 3)}
+    num_steps = driver.finish()
+    assert {group: driver.tokens[group, 0] for group in expected} == expected
+    assert num_steps < 45
+    stats = driver.core.stats
+    ends = [driver.ends[group, 0] for group in expected]
+    assert sum(end.num_draft_tokens for end in ends) == stats.num_draft_tokens == stats.num_speculated_tokens
+    # The last accepted ones may lie behind the end.
+    assert sum(end.num_accepted_tokens for end in ends) == stats.num_accepted_tokens > 20
+    assert sum(stats.num_accepted_by_position) == stats.num_accepted_tokens
+
+
+def test_none_are_planned_where_they_do_not_pay() -> None:
+    driver = driver_of(DEAR)
+    submit(driver, 1)
+    assert driver.finish() == 60
+    assert not driver.core.stats.num_drafts
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_a_request_bounds_its_drafts(most: int) -> None:
+    driver = driver_of()
+    submit(driver, 1, max_drafts=most)
+    counts = set()
+    while driver.core.has_work:
+        counts |= set(drafts_of(driver.step()).values())
+    assert max(counts, default=0) == most
+
+
+def test_a_prefill_that_fits_is_whole_and_drafts_take_what_is_left() -> None:
+    driver = driver_of(max_num_batched_tokens=20, enable_prefix_caching=False)
+    submit(driver, 1)
+    while not (drafts := drafts_of(driver.step())):
+        pass
+    assert drafts
+    request = make_request(2, [20 + i for i in range(17)], max_tokens=9)
+    driver.submit(request)
+    plan = driver.step()
+    assert plan is not None
+    # Of 20 tokens, the prefill takes 17 and the decode 1.
+    assert (plan.chunks[0], plan.num_tokens) == ((1, 17), sum((17, 1)) + sum(drafts_of(plan).values()))
+    assert sum(drafts_of(plan).values()) <= 2
+
+
+def test_drafts_take_no_block_while_a_sequence_waits() -> None:
+    driver = driver_of(num_blocks=24, enable_prefix_caching=False, max_num_seqs=2)
+    for group in (1, 2, 3):
+        submit(driver, group, max_tokens=20)
+    while driver.core.load.num_waiting:
+        before = {row: len(each.block_ids) for row, each in driver.worker.rows.items()}
+        plan = driver.step()
+        for row, count in drafts_of(plan).items():
+            # Its own token may need one.
+            assert len(driver.worker.rows[row].block_ids) - before[row] <= 1, count
+    driver.finish()
+
+
+def test_drafts_end_with_a_token_that_ends_the_output() -> None:
+    driver = driver_of(eos_token_ids=frozenset({9}))
+    expected = submit(driver, 1, stop=StopRules(max_tokens=60))
+    drafted: list[tuple[int, ...]] = []
+    while driver.core.has_work:
+        plan = driver.step()
+        assert plan is not None
+        drafted += [token_ids for _, token_ids in plan.drafts]
+    assert driver.tokens[1, 0] == expected
+    assert drafted
+    assert all(9 not in token_ids[:-1] for token_ids in drafted)
+
+
+def test_only_sequences_that_draft_are_held_to_one_step() -> None:
+    driver = driver_of(max_steps_in_flight=2)
+    submit(driver, 1)
+    submit(driver, 2, max_drafts=0)
+    flights: deque[tuple[Plan, Result]] = deque()
+    most_in_flight = {0: 0, 1: 0}
+    num_drafts = 0
+    for _ in range(40):
+        while (planned := driver.schedule()) is not None:
+            flights.append(planned)
+            num_drafts += len(planned[0].drafts)
+            for row in most_in_flight:
+                named = [row in [*plan.decode_rows.tolist(), *(each for each, _ in plan.chunks)] for plan, _ in flights]
+                if any(row == each for plan, _ in flights for each, _ in plan.drafts):
+                    assert sum(named) == 1, "its drafts are not verified yet"
+                most_in_flight[row] = max(most_in_flight[row], sum(named))
+        if not flights:
+            break
+        driver.apply(flights.popleft()[1])
+    assert num_drafts > 3
+    assert most_in_flight[1] == 2
