@@ -1,0 +1,42 @@
+"""Speculative decoding of SmolLM2 by the scheduler's drafters: the same tokens, greedy and sampled, in fewer steps."""
+
+import pytest
+
+from octavo import SamplingParams
+from octavo.local.llm import LLM
+
+TEXT = (
+    "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, depth):\n"
+    "    return width * height * depth\n\n\ndef surface(width, height, depth):\n"
+)
+CHATS = [
+    [{"role": "user", "content": f"Repeat this code exactly, and nothing else:\n\n{TEXT}"}],
+    [{"role": "user", "content": "What is the capital of France? Answer briefly."}],
+    [{"role": "user", "content": f"Add a docstring to each function:\n\n{TEXT}"}],
+]
+SAMPLINGS = [
+    SamplingParams(temperature=0.0, max_tokens=80),
+    SamplingParams(temperature=0.7, top_p=0.9, n=2, seed=5, max_tokens=60, repetition_penalty=1.05),
+]
+
+
+def outputs_of(llm: LLM) -> list[list[tuple[int, ...]]]:
+    return [
+        [tuple(choice.token_ids) for choice in each.choices]
+        for sampling in SAMPLINGS
+        for each in llm.generate(CHATS, sampling)
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[tuple[int, ...]]]:
+    return outputs_of(LLM(dtype="float32", worker_threads=2))
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_outputs_are_the_same_and_drafts_are_accepted(method: str, expected: list[list[tuple[int, ...]]]) -> None:
+    llm = LLM(dtype="float32", worker_threads=2, speculative_config={"method": method})
+    assert outputs_of(llm) == expected
+    stats = llm._engine._core.stats
+    assert 20 < stats.num_accepted_tokens <= stats.num_draft_tokens
+    assert sum(stats.num_accepted_by_position) == stats.num_accepted_tokens
