@@ -11,6 +11,8 @@ from scheduler.core.messages import FinishReason, GroupRequest, RepetitionRule, 
 VOCAB_SIZE = 13
 # The part of a digest that holds the last token.
 _TOKEN = 0xFFFF
+# Begins what is hashed for the number of forced tokens. Hashes of numbers are the same in every process.
+_FORCED = 7_919
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def next_token(digest: int, sampling: FakeSampling, choice: int) -> int:
 
 def num_forced(digest: int) -> int:
     """How many tokens after a prefix are the only possible ones, for a sequence with a constraint."""
-    return max(hash(("forced", digest)) % 12 - 6, 0)
+    return max(hash((_FORCED, digest)) % 12 - 6, 0)
 
 
 def logprobs_of(token_id: int) -> object:

@@ -98,6 +98,7 @@ MUTANTS = [
         "nobody-protected", "core.policies",
         "return known <= sequence.num_tokens_when_preempted", "return False",
         "a sequence is preempted again before it got a token (vllm#52520)",
+        speculation=None, preemption_policy="whole_context",
     ),
     _mutant(
         "preempts-itself-for-ever", "core.policies",
@@ -274,7 +275,7 @@ MUTANTS = [
     ),
     _mutant(
         "drafts-not-bounded", "core.drafting.drafting",
-        "np.minimum(num_DL[best_L, index], self._most_R[rows_L])", "num_DL[best_L, index]",
+        "np.minimum(num_DL[best_L, index], self.bounds(rows_L, generations_L))", "num_DL[best_L, index]",
         "a request gets more drafts than it allows", **_DRAFTS,
     ),
     _mutant(

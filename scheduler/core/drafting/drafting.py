@@ -200,7 +200,8 @@ class Drafting:
         self._num_proposed_DR[:] = 0
         self._level_DR[:] = -1
         self.rates.forget_rows()
-        return self.costs.costs, *self.rates.save(), [] if self._recent is None else self._recent.save()
+        hits, tries = self.rates.save()
+        return self.costs.costs, hits, tries, [] if self._recent is None else self._recent.save()
 
     def restore(
         self,

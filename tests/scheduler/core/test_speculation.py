@@ -1,6 +1,7 @@
 """Decoding sequences get drafts where they pay, and take nothing from others for them."""
 
 from collections import deque
+from typing import Any
 
 import pytest
 
@@ -16,15 +17,16 @@ PROMPT = [*range(13), *range(6)]
 SAMPLING = FakeSampling(is_predictable=True)
 
 
-def driver_of(costs: StepCosts = FREE, speculation: Speculation = NGRAM, **changes: object) -> CoreDriver:
+def driver_of(costs: StepCosts = FREE, speculation: Speculation = NGRAM, **changes: Any) -> CoreDriver:
     driver = CoreDriver(speculation=speculation, **changes)
     driver.core.set_costs(costs)
     return driver
 
 
-def submit(driver: CoreDriver, group: int, *, max_tokens: int = 60, **fields: object) -> list[int]:
+def submit(driver: CoreDriver, group: int, *, max_tokens: int = 60, **fields: Any) -> list[int]:
     """Returns the output that it must have."""
-    request = make_request(group, PROMPT, max_tokens=max_tokens, **({"sampling": SAMPLING} | fields))
+    given: dict[str, Any] = {"sampling": SAMPLING} | fields
+    request = make_request(group, PROMPT, max_tokens=max_tokens, **given)
     assert driver.submit(request) is None
     return generate(request.prompt_token_ids, (), 0, request.stop, driver.settings.eos_token_ids, SAMPLING).token_ids
 

@@ -1,6 +1,7 @@
 """The statistics line and the preemption warning, with a clock that the test sets."""
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -9,7 +10,7 @@ from scheduler.telemetry.metrics import SchedulerStatus
 from scheduler.telemetry.reports import StatsLog, warn_of_preemptions
 
 
-def status(running: int = 0, **stats: int) -> SchedulerStatus:
+def status(running: int = 0, **stats: Any) -> SchedulerStatus:
     load = CoreLoad(num_running=running, num_waiting=0, num_free_blocks=30, num_blocks=40, num_queued_tokens=0)
     return SchedulerStatus(load=load, stats=CoreStats(**stats))
 
