@@ -21,7 +21,7 @@ _LEAST_CHANGE = 0.1
 class _Bin:
     num_tokens: float = 0.0
     seconds: float = 0.0
-    # Of the first steps, until there are enough.
+    # Those of the first steps, until there are enough.
     first: list[float] | None = None
 
     def note(self, num_tokens: int, seconds: float) -> None:

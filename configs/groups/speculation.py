@@ -37,7 +37,7 @@ class SpeculativeConfig(BaseModel):
     suffix_decoding_max_cached_requests: int = Field(0, ge=0, le=10_000)
     # The draft model or the heads, as in the option `model`; "same" for the served model's own weights. Empty: none.
     model: str = ""
-    # Of the draft model, as the options of these names.
+    # As the options of these names; they hold for the draft model.
     quantization: Literal["auto", "none", "int8", "int4", "fp8"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 

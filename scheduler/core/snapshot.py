@@ -222,7 +222,7 @@ def _save_step(awaited: StepInFlight, by_generation: dict[int, Sequence]) -> Sav
     forced: dict[int, tuple[int, ...]] = {}
     num_drafts = [] if awaited.num_drafts is None else awaited.num_drafts.tolist()
     if awaited.has_forced:
-        # Of those that have left their rows since nothing is expected.
+        # Nothing is expected of those that have left their rows since.
         found = {each: by_generation[each] for each in generations if each in by_generation}
         forced = {each: sequence.drafts for each, sequence in found.items() if sequence.drafts}
         num_drafts = [

@@ -159,7 +159,7 @@ class SpeculativeRows:
 
     rows: np.ndarray
     generations: np.ndarray
-    # Of the first sampled token, counted from the beginning of the prompt.
+    # The first sampled token's, counted from the beginning of the prompt.
     positions: np.ndarray
     # int64: the number of drafts, at least 1 each. int32 [rows, at least the largest count]: the drafts.
     counts: np.ndarray

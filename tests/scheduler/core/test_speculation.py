@@ -79,7 +79,7 @@ def test_a_prefill_that_fits_is_whole_and_drafts_take_what_is_left() -> None:
     driver.submit(request)
     plan = driver.step()
     assert plan is not None
-    # Of 20 tokens, the prefill takes 17 and the decode 1.
+    # The prefill takes 17 of 20 tokens, and the decode 1.
     assert (plan.chunks[0], plan.num_tokens) == ((1, 17), sum((17, 1)) + sum(drafts_of(plan).values()))
     assert sum(drafts_of(plan).values()) <= 2
 

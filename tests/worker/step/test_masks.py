@@ -93,7 +93,7 @@ def test_a_spent_budget_ends_the_reasoning_and_changes_no_token_before_it(expect
     assert expected.tokens[10, 0] != expected.tokens[10, 1]
 
 
-# Of n-grams, beside the forced tokens.
+# From n-grams, beside the forced tokens.
 TWO_DRAFTS = Speculation(num_speculative_tokens=2, drafters=("ngram",), prompt_lookup_min=1)
 
 
