@@ -13,7 +13,7 @@ log = logging.getLogger("octavo.scheduler")
 # Default threshold of a long prefill, as a fraction of max_model_len, if several prefills share a step (vLLM's rule).
 _LONG_PREFILL_FRACTION = 0.04
 # The drafters of the core by method; other methods draft in the workers.
-_CORE_DRAFTERS = {"auto": ("ngram", "suffix"), "ngram": ("ngram",), "suffix": ("suffix",)}
+_CORE_DRAFTERS = {"auto": ("suffix",), "ngram": ("ngram",), "suffix": ("suffix",)}
 
 
 def core_settings(

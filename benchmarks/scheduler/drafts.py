@@ -27,9 +27,7 @@ from scheduler.ranks.step_wire import GroupSampling, StepCodec
 BLOCK_SIZE, NUM_DRAFTS, NUM_STEPS = 16, 3, 160
 PATTERN, PROMPT_LEN = 40, 128
 _NUM_FIRST = 20
-METHODS: dict[str, tuple[str, ...] | None] = {
-    "off": None, "ngram": ("ngram",), "suffix": ("suffix",), "auto": ("ngram", "suffix"),
-}  # fmt: skip
+METHODS: dict[str, tuple[str, ...] | None] = {"off": None, "ngram": ("ngram",), "suffix": ("suffix",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +160,7 @@ def main() -> None:
     parser.add_argument("--running", type=int, default=256, help="rows (default: %(default)s)")
     arguments = parser.parse_args()
     cases = [("off", 0, False)]
-    for method in ("ngram", "suffix", "auto"):
+    for method in ("ngram", "suffix"):
         cases += [(method, 3, True), (method, 2, True), (method, 0, False)]
     for method, accepted, pays in cases:
         cost = measure(method, arguments.running, accepted=accepted, pays=pays)

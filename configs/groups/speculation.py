@@ -22,7 +22,7 @@ class SpeculativeConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    # auto: for each request what pays best, of n-grams and suffixes, and of the draft model if `model` names one.
+    # auto: suffix, and for each request the draft model instead where it is right more often, if `model` names one.
     # ngram: what followed the last tokens where they came before in the prompt or output. suffix: what followed the
     # longest such match most often, in this request and in recent outputs. draft_model: a smaller model in the workers.
     # eagle, eagle3: a head over the model's hidden states, from `model`. mtp: the checkpoint's own such layer.
