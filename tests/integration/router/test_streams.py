@@ -67,8 +67,8 @@ async def test_started_leaves_nothing_to_a_default(scheduler: FakeScheduler, tmp
         received = await receive(stub.Generate(pb.GenerateRequest(prompt="a b", sampling=pb.SamplingParams(top_k=-1))))
         sampling = received.started.sampling
         unset = [f.name for f in sampling.DESCRIPTOR.fields if f.has_presence and not sampling.HasField(f.name)]
-        thinking = ["thinking_token_budget", "reasoning_marks"]
-        assert unset == ["logprobs", "prompt_logprobs", "repetition_detection", "constraint", *thinking]
+        optional = ["constraint", "thinking_token_budget", "reasoning_marks", "num_speculative_tokens"]
+        assert unset == ["logprobs", "prompt_logprobs", "repetition_detection", *optional]
         assert (sampling.temperature, sampling.top_k, sampling.n) == (0.5, 0, 1)
         assert sampling.max_tokens == 64 - len(received.started.prompt_token_ids)
         assert 0 < sampling.seed < 2**63

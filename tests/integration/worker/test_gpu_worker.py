@@ -104,4 +104,4 @@ def test_tokens_are_those_of_a_cpu_eagerly_and_in_graphs(tmp_path: Path, model: 
     ready, _, log = eager.result()
     assert f"KV cache 0.01 ({ready.model.num_blocks} blocks" in log, "the log does not account for all memory"
     assert "CUDA graphs: " not in log
-    assert "CUDA graphs: 1 sizes of decodes, 2 of pieces" in graphs.result()[2]
+    assert "CUDA graphs: 1 sizes of decodes, 0 of decodes with drafts, 2 of pieces" in graphs.result()[2]
