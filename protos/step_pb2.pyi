@@ -218,14 +218,16 @@ class RowPromptLogprobs(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., frame: _Optional[_Union[_inference_pb2.PromptLogprobs, _Mapping]] = ...) -> None: ...
 
 class StepTiming(_message.Message):
-    __slots__ = ("total", "forward", "sample")
+    __slots__ = ("total", "forward", "sample", "draft")
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     FORWARD_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_FIELD_NUMBER: _ClassVar[int]
     total: float
     forward: float
     sample: float
-    def __init__(self, total: _Optional[float] = ..., forward: _Optional[float] = ..., sample: _Optional[float] = ...) -> None: ...
+    draft: float
+    def __init__(self, total: _Optional[float] = ..., forward: _Optional[float] = ..., sample: _Optional[float] = ..., draft: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("rank", "epoch", "state", "step", "instance", "progress")

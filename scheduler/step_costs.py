@@ -44,21 +44,16 @@ class StepCostMeter:
         self._told: dict[int, float] = {}
         self._told_drafts: dict[int, float] = {}
 
-    def note(self, plan: Plan, seconds: float) -> None:
-        """Takes the time of a step."""
-        num_tokens = plan.num_tokens
-        if num_tokens < 1 or seconds <= 0:
+    def note(self, plan: Plan, seconds: float, drafting: float = 0.0) -> None:
+        """Takes the time of a step. drafting: the part of it in which the workers' drafter computed."""
+        num_tokens, wanted = plan.num_tokens, plan.wanted_drafts
+        if num_tokens < 1 or not 0 <= drafting < seconds:
             return
-        if not plan.wanted_drafts:
-            self._steps.setdefault(_bin_of(num_tokens), _Bin()).note(num_tokens, seconds)
-            return
-        # The rest of the time is that of the workers' drafter, which proposes one draft of all rows after the other.
-        own = self._steps.get(_bin_of(num_tokens))
-        if own is not None and own.seconds:
-            depth = max(count for _, count in plan.wanted_drafts)
-            num_rows = len(plan.wanted_drafts)
-            a_draft = max(seconds - own.seconds, 0.01 * seconds) / depth
-            self._drafts.setdefault(_bin_of(num_rows), _Bin()).note(num_rows, a_draft)
+        self._steps.setdefault(_bin_of(num_tokens), _Bin()).note(num_tokens, seconds - drafting)
+        if wanted and drafting:
+            # The drafter proposes one draft of all rows after the other.
+            a_draft = drafting / max(count for _, count in wanted)
+            self._drafts.setdefault(_bin_of(len(wanted)), _Bin()).note(len(wanted), a_draft)
 
     def take(self) -> StepCosts | None:
         """The costs, if they have changed by much since the last call that returned some."""

@@ -74,7 +74,11 @@ class Engine:
         self.times = StepTimes()
         self._runner = runner
         settings = core_settings(
-            options, self.model, runner.num_swap_blocks, holds_constrained=runner.holds_constrained
+            options,
+            self.model,
+            runner.num_swap_blocks,
+            holds_constrained=runner.holds_constrained,
+            drafter=runner.drafter,
         )
         self._core = Core(settings)
         self._codec = StepCodec(epoch=0)
@@ -143,7 +147,7 @@ class Engine:
         before_result = time.perf_counter()
         result = step.pending.result()
         computing = step.seconds + time.perf_counter() - before_result
-        self._note_cost(step.plan, computing)
+        self._note_cost(step.plan, computing, result.timing.draft)
         outcome = self._codec.decode(result)
         outputs = _by_sequence(self._core.apply(outcome.result, time.monotonic()))
         total = time.perf_counter() - start - seconds_begun + step.seconds
@@ -155,10 +159,10 @@ class Engine:
         times.sampling += result.timing.sample
         return EngineOutput(plan=step.plan, prompt_logprobs=outcome.prompt_logprobs, sequences=outputs)
 
-    def _note_cost(self, plan: Plan, seconds: float) -> None:
+    def _note_cost(self, plan: Plan, seconds: float, drafting: float) -> None:
         if self._core.settings.speculation is None:
             return
-        self._costs.note(plan, seconds)
+        self._costs.note(plan, seconds, drafting)
         if self.times.num_steps % _STEPS_BETWEEN_COSTS == 0 and (costs := self._costs.take()):
             self._core.set_costs(costs)
 

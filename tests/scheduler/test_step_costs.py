@@ -32,12 +32,12 @@ def test_costs_are_told_once_there_are_some_and_when_they_change() -> None:
     assert meter.take() is None
 
 
-def test_what_the_workers_drafter_takes_is_the_rest() -> None:
+def test_the_time_of_drafting_is_not_that_of_the_step() -> None:
     meter = StepCostMeter()
     for _ in range(5):
         meter.note(plan(1), 1.0)
-        meter.note(plan(1, [(0, 4)]), 1.4)
+        meter.note(plan(1, [(0, 4)]), 1.4, 0.4)
     costs = meter.take()
     assert costs is not None
-    assert costs.num_tokens == (1,)
+    assert (costs.num_tokens, costs.seconds) == ((1,), (1.0,))
     assert costs.draft_seconds == pytest.approx((0.1,))

@@ -11,11 +11,13 @@ from configs.options import Options
 from kernels.backend import Backend
 from kernels.cpu_backend import cpu_backend
 from runtime.model_files import resolve_model
+from worker.cpu.draft_build import load_draft_model
 from worker.cpu.executor import CpuExecutor
 from worker.cpu.runner import Runner
 from worker.layers.forward_context import ExpertLoad
 from worker.layers.kv_cache import KVCache
 from worker.model_config import ModelConfig
+from worker.models.drafting.draft_files import find_draft_model
 from worker.models.grammars import find_grammars
 from worker.models.info import (
     cpu_kernels,
@@ -50,6 +52,9 @@ def build_cpu_runner(
     files = resolve_model(options.model)
     dtype, shard, stage = model_dtype(options), shard_of(options, rank), stage_of(options, rank)
     experts = experts_of(options, rank, replica)
+    # Checked by all ranks, before they read weights; loaded by the one that sends results.
+    draft_source = find_draft_model(options, files, lambda config, dtype: cpu_backend(dtype, config.head_size))
+    drafts_here = draft_source is not None and shard.is_first and stage.is_last
 
     def make_backend(config: ModelConfig) -> Backend:
         check_experts(options, config)
@@ -69,6 +74,7 @@ def build_cpu_runner(
         "weights are loaded, in %.2f s: %.2f GiB, quantization %s, computed by %s",
         time.monotonic() - start, loaded.model.weight_bytes / 2**30, loaded.quantization, backend.name,
     )  # fmt: skip
+    draft = load_draft_model(options, draft_source) if draft_source is not None and drafts_here else None
     if backend.native is not None:
         # The C++ kernels have started their own threads by now. torch's threads would take the cores from them: they
         # spin for milliseconds after each op that they take part in.
@@ -76,7 +82,14 @@ def build_cpu_runner(
         if cores:
             backend.native.bind_threads(cores)
     grammars = find_grammars(options, files, loaded.config, cores)
-    num_blocks = resolve_num_blocks(options, loaded.config, backend.kv_cache_dtype, shard, stage)
+    num_blocks = resolve_num_blocks(
+        options,
+        loaded.config,
+        backend.kv_cache_dtype,
+        shard,
+        stage,
+        None if draft is None else draft.blocks,
+    )
     info = model_info(
         options,
         loaded,
@@ -100,6 +113,7 @@ def build_cpu_runner(
         num_swap_blocks=num_swap_blocks,
         without_others=others,
         max_steps_in_flight=options.max_steps_in_flight,
+        drafter=None if draft is None else draft.drafter(rows),
     )
     runner.warm_up()
     if executor.expert_load is not None:

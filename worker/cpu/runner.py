@@ -14,6 +14,7 @@ from worker.cpu.decodes import Decodes
 from worker.cpu.executor import CpuModel
 from worker.cpu.stage_traffic import ExpectedStep, StageTraffic
 from worker.layers.kv_cache import KVCache
+from worker.models.drafting.drafter import Drafter
 from worker.parallel.groups import Groups
 from worker.sampling.logprobs import frames, token_logprobs
 from worker.sampling.sampler import Greedy, Logits, Scores
@@ -72,9 +73,10 @@ class Runner:
         num_swap_blocks: int = 0,
         without_others: Groups | None = None,
         max_steps_in_flight: int = 1,
+        drafter: Drafter | None = None,
     ) -> None:
         """without_others: stands in for this rank's groups until it joins some; None: there are no other ranks.
-        max_steps_in_flight: steps that may be under way across all stages."""
+        max_steps_in_flight: steps that may be under way across all stages. drafter: only where results are sent."""
         self._model, self._kv_cache, self._rows = model, kv_cache, rows
         self._swap_space = SwapSpace(kv_cache, num_swap_blocks)
         self._batch = InputBatch(
@@ -85,6 +87,7 @@ class Runner:
         self._without_others, self._max_steps_in_flight = without_others or Groups(), max_steps_in_flight
         model.groups = self._without_others
         self._traffic = self._new_traffic()
+        self._drafter = drafter
         # Sent to the scheduler in Ready.
         self.model_info = model_info
 
@@ -92,6 +95,11 @@ class Runner:
     def num_swap_blocks(self) -> int:
         """Host blocks for swapped KV."""
         return self._swap_space.num_blocks
+
+    @property
+    def drafter(self) -> str:
+        """See worker.step.runner.StepRunner."""
+        return "" if self._drafter is None else self._drafter.name
 
     def join(self, groups: Groups | None, while_waiting: Callable[[], None] = lambda: None) -> None:
         """See worker.step.runner.StepRunner."""
@@ -106,6 +114,8 @@ class Runner:
     def reset(self) -> None:
         """Starts a new epoch: forgets every row and the contents of all blocks."""
         self._rows.clear()
+        if self._drafter is not None:
+            self._drafter.reset()
         self._scrub(self._rows.take_spoiled_blocks())
         self._traffic = self._new_traffic()
 
@@ -132,6 +142,10 @@ class Runner:
             traffic.settle(plan)
         self._swap_space.apply(plan)
         rows.apply(plan)
+        if self._drafter is not None:
+            self._drafter.note_plan()
+            if plan.swap_in_blocks:
+                self._drafter.drop_blocks(np.array(plan.swap_in_blocks, np.int64))
         self._scrub(rows.take_spoiled_blocks())
         batch_rows = self._fill_batch(plan)
         result = step_pb2.StepResult(epoch=plan.epoch, step=plan.step)
@@ -154,10 +168,13 @@ class Runner:
                 traffic.tell(plan, batch_rows, said)
             else:
                 traffic.pass_on(plan, expected, batch_rows, hidden_TE)
-        end, timing = time.perf_counter(), result.timing
-        timing.total = end - arrival
+        after_sample, timing = time.perf_counter(), result.timing
         timing.forward = after_forward - before_forward
-        timing.sample = end - after_forward
+        timing.sample = after_sample - after_forward
+        if self._drafter is not None and plan.drafting_rows:
+            self._draft(self._drafter, plan, result)
+            timing.draft = time.perf_counter() - after_sample
+        timing.total = time.perf_counter() - arrival
         return result
 
     def warm_up(self) -> None:
@@ -250,6 +267,17 @@ class Runner:
         looks = len(rows_N) <= _MOST_FORCED_ROWS
         for row, token_ids in find_forced(self._rows, rows_N.tolist(), looks=looks):
             result.drafts.add(sequence=int(self._rows.sequence_R[row]), token_ids=token_ids)
+
+    def _draft(self, drafter: Drafter, plan: step_pb2.StepPlan, result: step_pb2.StepResult) -> None:
+        """Proposes what comes after the step's tokens. Rows with forced tokens have their drafts already."""
+        rows, sequences = self._rows, {each.sequence for each in result.drafts}
+        wanted = [
+            (row, count)
+            for row, count in zip(plan.drafting_rows, plan.num_wanted_drafts, strict=True)
+            if rows.num_tokens_R[row] and int(rows.sequence_R[row]) not in sequences
+        ]
+        for row, token_ids in drafter.propose(wanted).items():
+            result.drafts.add(sequence=int(rows.sequence_R[row]), token_ids=token_ids)
 
     def _said(self, decodes: Decodes, batch_rows: BatchRows) -> StepTokens:
         """Returns what other stages, and rows with a constraint, must know of a step that was finished in C++."""

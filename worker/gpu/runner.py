@@ -103,6 +103,11 @@ class GpuRunner:
         return self._swap_space.num_blocks
 
     @property
+    def drafter(self) -> str:
+        """See worker.step.runner.StepRunner."""
+        return ""
+
+    @property
     def num_live_rows(self) -> int:
         return len(self._rows.live_rows)
 

@@ -1,6 +1,7 @@
 """The KV cache: its blocks, and the heads that a rank stores in it."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 
@@ -108,19 +109,30 @@ class KVCache:
         dtype: torch.dtype,
         shard: Shard = WHOLE,
         stage: Stage = ALL_LAYERS,
+        drafter: "DrafterBlocks | None" = None,
     ) -> int:
-        """Returns how many blocks, including the null block, fit into num_bytes.
+        """Returns how many blocks, including the null block, fit into num_bytes, beside those of a drafter.
 
         Raises ValueError, naming the option, if fewer than 2 do.
         """
         size = KVCache.block_bytes(config, block_size, dtype, shard, stage)
-        num_blocks = num_bytes // size
+        if drafter is not None:
+            size, num_bytes = size + drafter.block_bytes, num_bytes - drafter.num_spare * drafter.block_bytes
+        num_blocks = max(0, num_bytes // size)
         if num_blocks < 2:
             raise ValueError(
                 f"kv_cache_memory={num_bytes / 2**30:.4g} GiB holds {num_blocks} blocks of {size / 2**20:.3g} MiB; "
                 f"at least {2 * size / 2**30:.4g} GiB is needed"
             )
         return num_blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterBlocks:
+    """The KV cache of a drafter: it has as many blocks as the model's, and num_spare more."""
+
+    block_bytes: int
+    num_spare: int
 
 
 def _block_shape(config: ModelConfig, block_size: int, shard: Shard, *, on_gpu: bool = False) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from kernels.shard import ALL_LAYERS, WHOLE, Shard, Stage
 from protos import inference_pb2
 from runtime.wire import octavo_version
 from worker.errors import PermanentError
-from worker.layers.kv_cache import KVCache
+from worker.layers.kv_cache import DrafterBlocks, KVCache
 from worker.model_config import ModelConfig
 from worker.models.loader import LoadedModel
 from worker.sampling.grammars import Grammars
@@ -135,7 +135,12 @@ def log_ready(info: inference_pb2.ModelInfo, *, seconds: float, num_swap_blocks:
 
 
 def resolve_num_blocks(
-    options: Options, config: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE, stage: Stage = ALL_LAYERS
+    options: Options,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    shard: Shard = WHOLE,
+    stage: Stage = ALL_LAYERS,
+    drafter: DrafterBlocks | None = None,
 ) -> int:
     """Returns how many blocks a rank can allocate, from num_blocks_override or kv_cache_memory, without the null block.
 
@@ -150,6 +155,7 @@ def resolve_num_blocks(
         dtype=dtype,
         shard=shard,
         stage=stage,
+        drafter=drafter,
     )
     return num_blocks - 1
 

@@ -239,6 +239,7 @@ class WorkerLoop:
             num_swap_blocks=self._runner.num_swap_blocks,
             features=sorted(features.of_worker(self._runner.model_info)),
             holds_constrained=self._runner.holds_constrained,
+            drafter=self._runner.drafter,
         )
         self._link.send(step_pb2.WorkerToScheduler(ready=ready))
         _log.info("ready for epoch %d", reset.epoch)

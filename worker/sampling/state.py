@@ -1,5 +1,7 @@
 """The sampling state of all rows, kept on the CPU."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from protos import inference_pb2
@@ -20,7 +22,7 @@ class SamplingState:
         self, *, num_rows: int, vocab_size: int, eos_token_ids: frozenset[int], grammars: Grammars | None = None
     ) -> None:
         self._vocab_size, self.grammars = vocab_size, grammars
-        self._eos_token_ids = eos_token_ids
+        self.eos_token_ids = eos_token_ids
         self.filters = Filters(num_rows)
         self.logprobs_R = np.full(num_rows, NO_LOGPROBS, np.int64)
         self.prompt_logprobs_R = np.full(num_rows, NO_LOGPROBS, np.int64)
@@ -48,7 +50,7 @@ class SamplingState:
             prompt=prompt,
             output=output,
             vocab_size=self._vocab_size,
-            eos_token_ids=self._eos_token_ids,
+            eos_token_ids=self.eos_token_ids,
             grammars=self.grammars,
         )
         resolved = resolve_sampling(row, choice, new)
@@ -110,6 +112,15 @@ class SamplingState:
         """Changes the row's float32 logits in place."""
         for each in self._adjustments[row]:
             each.apply(logits_V)
+
+    def adjust_behind(self, row: int, drafts: Sequence[int], logits_V: np.ndarray) -> None:
+        """Changes the row's float32 logits in place, at the position behind drafts that may come next. The drafts count
+        for its constraint, and not for penalties."""
+        for each in self._adjustments[row]:
+            if isinstance(each, ConstrainedRow):
+                each.apply_behind(drafts, logits_V)
+            else:
+                each.apply(logits_V)
 
     def why_no_token(self, row: int, position: int) -> str:
         """Returns why no token is left to a row at an output position, as a message for its client. Its logits were

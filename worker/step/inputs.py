@@ -104,6 +104,12 @@ class RowChanges:
     def write_table(self, rows_C: np.ndarray, places_C: np.ndarray, block_ids_C: np.ndarray) -> None:
         self._tables.append((rows_C, places_C, block_ids_C))
 
+    @property
+    def tables(self) -> Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """(rows, places, block ids) of the written entries, in the order of writing; those of one tuple are
+        distinct."""
+        return self._tables
+
     def block_ids(self) -> np.ndarray:
         """Returns all block ids that were written, int64."""
         return np.concatenate([block_ids_C for _, _, block_ids_C in self._tables] or [np.empty(0, np.int64)])

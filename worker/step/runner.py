@@ -57,6 +57,11 @@ class StepRunner(Protocol):
     def num_swap_blocks(self) -> int: ...
 
     @property
+    def drafter(self) -> str:
+        """The drafter that this rank has: the method of speculative_config and its model. Empty: none."""
+        ...
+
+    @property
     def num_live_rows(self) -> int:
         """Rows that hold a sequence after the latest plan."""
         ...

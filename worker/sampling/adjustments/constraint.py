@@ -127,6 +127,16 @@ class ConstrainedRow(Adjustment):
         if mask_W is not None:
             keep_bits(logits_V, mask_W)
 
+    def apply_behind(self, drafts: Sequence[int], logits_V: np.ndarray) -> None:
+        """Masks the logits of the position behind drafts, all of which the grammar allows and none of which ends the
+        output."""
+        job = self.masking(drafts)
+        if job is not None:
+            job()
+        mask_W = self.masks(1 + len(drafts))[-1]
+        if mask_W is not None:
+            keep_bits(logits_V, mask_W)
+
     def append(self, token_id: int) -> None:
         self._wait()
         self.num_output_tokens += 1

@@ -1,0 +1,35 @@
+"""The interface of drafters in workers: what a runner asks of them, on a CPU or on a GPU."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+Drafts = dict[int, list[int]]
+
+
+class Drafter(Protocol):
+    """Proposes the tokens that may come next. Its proposals change no output: the model verifies them.
+
+    In each step: `note_plan`, then the model computes and samples, then `propose`, if the plan asks for drafts.
+    """
+
+    # What Ready announces: the method of speculative_config and its model.
+    name: str
+
+    def note_plan(self) -> None:
+        """Takes the plan that was just applied to the rows; none of its tokens counts as computed yet."""
+        ...
+
+    def drop_blocks(self, blocks: np.ndarray) -> None:
+        """Blocks that get the KV of the model from elsewhere: swapped in, or zeroed because it was not finite."""
+        ...
+
+    def propose(self, wanted: Sequence[tuple[int, int]]) -> Drafts:
+        """Returns drafts by row. wanted: rows that have sampled in this step, distinct, with the most drafts of each.
+        Rows may get fewer drafts, or none."""
+        ...
+
+    def reset(self) -> None:
+        """Starts a new epoch: forgets every row and block."""
+        ...
