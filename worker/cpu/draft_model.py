@@ -206,7 +206,7 @@ class DraftModel:
         sampling, kernels = self._rows.sampling, self._model.backend.native
         hidden_TE = self._model.forward(self._batch, self._kv_cache)
         own_DV = self._model.logits(hidden_TE[self._batch.logit_indices]).numpy()
-        broken_D = ~np.isfinite(own_DV).all(axis=1)
+        broken_D = np.array(~np.isfinite(own_DV).all(axis=1))
         logits_DV = own_DV
         if own_DV.shape[1] != self._rows.vocab_size:
             logits_DV = np.full((len(going), self._rows.vocab_size), -np.inf, np.float32)

@@ -15,6 +15,7 @@ from scheduler.core.messages import (
     GroupRequest,
     SequenceEnd,
     SequenceKey,
+    StepCosts,
     StopRules,
 )
 from scheduler.ranks.step_wire import GroupSampling, StepCodec, is_constrained
@@ -29,6 +30,8 @@ class Generated:
     stats: CoreStats = field(default_factory=CoreStats)
     # The most steps in flight of a sequence.
     most_in_flight: dict[SequenceKey, int] = field(default_factory=dict)
+    # What the workers proposed: sequence, output position of the first draft, drafts.
+    proposed: list[tuple[SequenceKey, int, tuple[int, ...]]] = field(default_factory=list)
 
     @property
     def texts(self) -> list[tuple[list[int], FinishReason, str]]:
@@ -45,10 +48,20 @@ class Asked:
     output: Sequence[int] = ()
 
 
-def generate(runner: StepRunner, settings: CoreSettings, asked: Sequence[Asked], *, lose_at: int = 0) -> Generated:
-    """Runs requests at once. lose_at: after so many steps the workers are lost, and all begins anew from tokens."""
+def generate(
+    runner: StepRunner,
+    settings: CoreSettings,
+    asked: Sequence[Asked],
+    *,
+    lose_at: int = 0,
+    costs: StepCosts | None = None,
+) -> Generated:
+    """Runs requests at once. lose_at: after so many steps the workers are lost, and all begins anew from tokens. costs:
+    what the core believes of steps."""
     settings = dataclasses.replace(settings, holds_constrained=runner.holds_constrained)
     core, codec, made = Core(settings), StepCodec(0), Generated()
+    if costs is not None:
+        core.set_costs(costs)
     for group, each in enumerate(asked, 1):
         params = each.sampling
         request = GroupRequest(
@@ -78,7 +91,9 @@ def generate(runner: StepRunner, settings: CoreSettings, asked: Sequence[Asked],
             core.resize(settings.num_blocks, settings.num_swap_blocks, now=0.0)
             codec = StepCodec(0)
             continue
-        outputs = core.apply(codec.decode(in_flight.popleft().result()).result, 0.0)
+        result = codec.decode(in_flight.popleft().result()).result
+        drafted = [(core.key_of(sequence), drafts) for sequence, drafts in result.drafts.items()]
+        outputs = core.apply(result, 0.0)
         core.check_integrity()
         counts = [1] * len(outputs.groups) if outputs.num_tokens is None else outputs.num_tokens.tolist()
         tokens = iter(outputs.token_ids.tolist())
@@ -88,6 +103,7 @@ def generate(runner: StepRunner, settings: CoreSettings, asked: Sequence[Asked],
             made.tokens.setdefault((group, choice), []).extend(next(tokens) for _ in range(count))
             made.logprobs.setdefault((group, choice), []).extend(outputs.logprobs.get(index, ()))
         made.ends |= {end.key: end for end in outputs.ends}
+        made.proposed += [(key, len(made.tokens[key]), drafts) for key, drafts in drafted if key is not None]
     made.stats = core.stats
     for result in in_flight:
         result.result()
