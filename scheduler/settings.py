@@ -52,7 +52,7 @@ def core_settings(
         num_stages=options.pipeline_parallel_size,
         holds_constrained=holds_constrained,
         max_forced_tokens=MAX_FORCED_TOKENS,
-        speculation=_speculation(options.speculative_config, has_drafter=bool(drafter)),
+        speculation=_speculation(options.speculative_config, drafter),
         max_queued_requests=options.max_queued_requests,
         max_queued_tokens=options.max_queued_tokens,
     )
@@ -60,12 +60,12 @@ def core_settings(
     return settings
 
 
-def _speculation(config: SpeculativeConfig | None, *, has_drafter: bool) -> Speculation | None:
+def _speculation(config: SpeculativeConfig | None, drafter: str) -> Speculation | None:
     """None: no sequence gets drafts but forced tokens."""
     if config is None:
         return None
     drafters = _CORE_DRAFTERS.get(config.method, ())
-    if not drafters and not has_drafter:
+    if not drafters and not drafter:
         log.warning(
             "speculative_config: the workers have no drafter for method=%s, so no sequence gets drafts: start them "
             "with the same speculative_config",
@@ -75,7 +75,9 @@ def _speculation(config: SpeculativeConfig | None, *, has_drafter: bool) -> Spec
     return Speculation(
         num_speculative_tokens=config.num_speculative_tokens,
         drafters=drafters,
-        workers_draft=has_drafter,
+        workers_draft=bool(drafter),
+        # Its name begins with the method.
+        workers_catch_up=drafter.startswith("draft_model"),
         prompt_lookup_min=config.prompt_lookup_min,
         prompt_lookup_max=config.prompt_lookup_max,
         max_cached_outputs=config.suffix_decoding_max_cached_requests,

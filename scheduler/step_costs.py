@@ -44,13 +44,14 @@ class StepCostMeter:
         self._told: dict[int, float] = {}
         self._told_drafts: dict[int, float] = {}
 
-    def note(self, plan: Plan, seconds: float, drafting: float = 0.0) -> None:
-        """Takes the time of a step. drafting: the part of it in which the workers' drafter computed."""
+    def note(self, plan: Plan, seconds: float, drafting: float = 0.0, *, has_drafts: bool = True) -> None:
+        """Takes the time of a step. drafting: the part of it in which the workers' drafter computed. has_drafts: False
+        if it only computed tokens that it lacked."""
         num_tokens, wanted = plan.num_tokens, plan.wanted_drafts
         if num_tokens < 1 or not 0 <= drafting < seconds:
             return
         self._steps.setdefault(_bin_of(num_tokens), _Bin()).note(num_tokens, seconds - drafting)
-        if wanted and drafting:
+        if wanted and drafting and has_drafts:
             # The drafter proposes one draft of all rows after the other.
             a_draft = drafting / max(count for _, count in wanted)
             self._drafts.setdefault(_bin_of(len(wanted)), _Bin()).note(len(wanted), a_draft)
@@ -72,7 +73,10 @@ class StepCostMeter:
         if drafts:
             rows = sorted(drafts)
             sizes = [self._drafts[number].num_tokens for number in rows]
-            draft_seconds = tuple(np.interp(num_tokens, sizes, [drafts[number] for number in rows]).tolist())
+            measured = np.clip(num_tokens, sizes[0], sizes[-1])
+            # Beyond the measured numbers of rows, drafts cost more or less as steps do.
+            scale = np.array(seconds) / np.interp(measured, num_tokens, seconds)
+            draft_seconds = tuple((np.interp(measured, sizes, [drafts[number] for number in rows]) * scale).tolist())
         return StepCosts(num_tokens=tuple(num_tokens), seconds=tuple(seconds), draft_seconds=draft_seconds)
 
 

@@ -147,7 +147,7 @@ class Engine:
         before_result = time.perf_counter()
         result = step.pending.result()
         computing = step.seconds + time.perf_counter() - before_result
-        self._note_cost(step.plan, computing, result.timing.draft)
+        self._note_cost(step.plan, computing, result)
         outcome = self._codec.decode(result)
         outputs = _by_sequence(self._core.apply(outcome.result, time.monotonic()))
         total = time.perf_counter() - start - seconds_begun + step.seconds
@@ -159,10 +159,10 @@ class Engine:
         times.sampling += result.timing.sample
         return EngineOutput(plan=step.plan, prompt_logprobs=outcome.prompt_logprobs, sequences=outputs)
 
-    def _note_cost(self, plan: Plan, seconds: float, drafting: float) -> None:
+    def _note_cost(self, plan: Plan, seconds: float, result: step_pb2.StepResult) -> None:
         if self._core.settings.speculation is None:
             return
-        self._costs.note(plan, seconds, drafting)
+        self._costs.note(plan, seconds, result.timing.draft, has_drafts=bool(result.drafts))
         if self.times.num_steps % _STEPS_BETWEEN_COSTS == 0 and (costs := self._costs.take()):
             self._core.set_costs(costs)
 

@@ -20,12 +20,12 @@ SequenceKey = tuple[int, int]
 class Speculation:
     """How sequences get drafts; the fields of configs.groups.speculation.SpeculativeConfig that the core needs."""
 
-    # Upper bound of the drafts of a sequence in one step.
     num_speculative_tokens: int = 8
     # Drafters of the core, in the order in which ties are decided: ngram, suffix.
     drafters: tuple[str, ...] = ()
-    # The workers have a drafter: plans say for which rows it drafts, and how many.
+    # The workers have a drafter: plans say for which rows it drafts, and how many. It may lack KV until it is asked.
     workers_draft: bool = False
+    workers_catch_up: bool = False
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 5
     # Outputs of a tenant (and cache_salt) that its later requests draft from. 0: none.

@@ -15,11 +15,18 @@ from scheduler.core.state.waiting import OUTPUT_TOKEN_COST
 _LEAST_WORTH_WAITING = 1.5
 # At every so many positions, the workers' drafter is asked for a draft of a row even if it gets none: how good is it?
 _POSITIONS_BETWEEN_PROBES = 64
+# A drafter that catches up costs a probe all tokens since the last one. So only one sequence of so many is probed.
+_SEQUENCES_BETWEEN_PROBES = 16
+# It catches up with a sequence once its output has at least one token for so many before: it may end any time, and long
+# prompts with short outputs are not worth it.
+_MOST_TOKENS_BEFORE = 7
 
 
 class Speculator:
     def __init__(self, state: State, drafting: Drafting) -> None:
         self._state, self._drafting = state, drafting
+        speculation = state.settings.speculation
+        self._catches_up = speculation is not None and speculation.workers_catch_up
 
     # --- Results
 
@@ -143,8 +150,12 @@ class Speculator:
         if drafting.workers < 0 or not len(rows):
             return
         most = drafting.bounds(rows, awaited.generations)
+        if self._catches_up:
+            most = np.where(self._are_worth_catching_up(awaited), most, 0)
         counts = drafting.choose_wanted(rows.astype(np.int64), most)
         is_probe = (counts == 0) & (awaited.positions % _POSITIONS_BETWEEN_PROBES == 0)
+        if self._catches_up and is_probe.any():
+            is_probe &= (awaited.generations % _SEQUENCES_BETWEEN_PROBES == 0) & drafting.could_pay(len(rows))
         counts = np.minimum(np.where(is_probe, 1, counts), most)
         wanted = counts > 0
         if wanted.any():
@@ -152,6 +163,15 @@ class Speculator:
             # The drafts follow the tokens of this step: no other may go before them.
             decodes = self._state.decodes
             decodes.wait_all(decodes.locate(rows[wanted], awaited.generations[wanted])[1])
+
+    def _are_worth_catching_up(self, awaited: StepInFlight) -> np.ndarray:
+        """A mask of the rows whose outputs are long enough, for their prompts, that drafts should repay what the
+        drafter computes before the first one."""
+        decodes, are = self._state.decodes, np.zeros(len(awaited.rows), np.bool_)
+        here, indices = decodes.locate(awaited.rows, awaited.generations)
+        num_outputs = decodes.output_positions(indices)
+        are[here] = num_outputs * _MOST_TOKENS_BEFORE >= awaited.positions[here] - num_outputs
+        return are
 
 
 def _expected(rates: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -67,7 +67,7 @@ class StepPipeline:
                 self._lockstep.note_result(result.step, result.num_tokens_of_all)
         except (ResultError, WaveError) as error:
             return self._workers.fail_epoch(f"the result of step {result.step} can't be used: {error}")
-        self._costs.note(*self._clock.finish(now), result.timing.draft)
+        self._costs.note(*self._clock.finish(now), result.timing.draft, has_drafts=bool(result.drafts))
         for key, frame in outcome.prompt_logprobs:
             self._requests.collect_prompt_logprobs(key, frame)
         self._outputs.append(self._core.apply(outcome.result, now))

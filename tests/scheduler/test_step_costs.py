@@ -41,3 +41,17 @@ def test_the_time_of_drafting_is_not_that_of_the_step() -> None:
     assert costs is not None
     assert (costs.num_tokens, costs.seconds) == ((1,), (1.0,))
     assert costs.draft_seconds == pytest.approx((0.1,))
+
+
+def test_drafts_cost_more_for_more_rows_as_steps_do() -> None:
+    meter = StepCostMeter()
+    for _ in range(5):
+        meter.note(plan(1), 1.0)
+        meter.note(plan(4, [(row, 2) for row in range(4)]), 2.4, 0.4)
+        meter.note(plan(16), 6.0)
+        # It only caught up with a long prompt.
+        meter.note(plan(4, [(row, 2) for row in range(4)]), 7.0, 5.0, has_drafts=False)
+    costs = meter.take()
+    assert costs is not None
+    assert (costs.num_tokens, costs.seconds) == ((1, 4, 16), (1.0, 2.0, 6.0))
+    assert costs.draft_seconds == pytest.approx((0.1, 0.2, 0.6))

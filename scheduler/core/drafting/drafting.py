@@ -8,7 +8,7 @@ import numpy as np
 from scheduler.core.drafting.choice import CostTable, choose_counts, choose_depth
 from scheduler.core.drafting.lookup import Lookup
 from scheduler.core.drafting.outputs import MOST_SCOPES, RecentOutputs, Scope
-from scheduler.core.drafting.rates import Rates
+from scheduler.core.drafting.rates import MOST_RATE, Rates
 from scheduler.core.drafting.texts import Texts
 from scheduler.core.messages import CoreSettings, Speculation, StepCosts
 
@@ -175,6 +175,11 @@ class Drafting:
     def bounds(self, rows_L: np.ndarray, generations_L: np.ndarray) -> np.ndarray:
         """The most drafts of each row that its request allows; 0 for rows that are not known."""
         return np.where(self._generation_R[rows_L] == generations_L, self._most_R[rows_L], 0)
+
+    def could_pay(self, num_rows: int) -> bool:
+        """True if the workers' drafts would pay in a step of so many rows, if nearly all were right."""
+        values_K = num_rows * MOST_RATE ** np.arange(1, self.num_drafts + 1)
+        return choose_depth(values_K, num_rows, num_rows, self.costs) > 0
 
     def choose_wanted(self, rows_L: np.ndarray, most_L: np.ndarray) -> np.ndarray:
         """int64 [L]: the number of drafts that the workers' drafter should propose for each row: as many for all rows

@@ -13,7 +13,7 @@ _WEIGHT_OF_KIND = 4.0
 # What is assumed of a kind at first: so many proposals, and this share of them right.
 _FIRST_TRIES, _FIRST_RATE = 8.0, 0.4
 # No draft is certain: a text that repeats itself may end at any token.
-_MOST = 0.98
+MOST_RATE = 0.98
 
 
 class Rates:
@@ -55,7 +55,7 @@ class Rates:
         """float64 [L]: the probability that a row's next proposal is right, if those before it are."""
         kind_L = (self._hits_DN[drafter] / self._tries_DN[drafter])[levels_L]
         hits_L = self._hits_DR[drafter, rows_L] + _WEIGHT_OF_KIND * kind_L
-        return np.minimum(hits_L / (self._tries_DR[drafter, rows_L] + _WEIGHT_OF_KIND), _MOST)
+        return np.minimum(hits_L / (self._tries_DR[drafter, rows_L] + _WEIGHT_OF_KIND), MOST_RATE)
 
     def save(self) -> tuple[list[list[float]], list[list[float]]]:
         """Returns the hits and the tries of each kind, for `restore`."""

@@ -131,3 +131,39 @@ def test_only_sequences_that_draft_are_held_to_one_step() -> None:
         driver.apply(flights.popleft()[1])
     assert num_drafts > 3
     assert most_in_flight[1] == 2
+
+
+def wanted_of(driver: CoreDriver, num_steps: int) -> list[dict[int, int]]:
+    """What the workers' drafter is asked for, step by step."""
+    asked = []
+    for _ in range(num_steps):
+        plan = driver.core.schedule(0.0)
+        assert plan is not None
+        asked.append(dict(plan.wanted_drafts))
+        driver.core.apply(driver.worker.run(plan), 0.0)
+    return asked
+
+
+@pytest.mark.parametrize("catches_up", [False, True])
+def test_a_drafter_that_catches_up_is_asked_once_the_output_is_worth_it(catches_up: bool) -> None:
+    speculation = Speculation(num_speculative_tokens=4, workers_draft=True, workers_catch_up=catches_up)
+    driver = driver_of(speculation=speculation)
+    submit(driver, 1)
+    asked = wanted_of(driver, 8)
+    # The prompt has 19 tokens.
+    first = next(index for index, each in enumerate(asked) if each)
+    assert first == (3 if catches_up else 1)
+
+
+def test_few_sequences_are_probed_by_a_drafter_that_catches_up() -> None:
+    # A draft takes as long as a step.
+    costs = StepCosts(num_tokens=(1, 64), seconds=(1.0, 1.0), draft_seconds=(0.9, 0.9))
+    num_probes = []
+    for catches_up in (False, True):
+        speculation = Speculation(num_speculative_tokens=4, workers_draft=True, workers_catch_up=catches_up)
+        driver = driver_of(costs, speculation)
+        for group in range(1, 41):
+            submit(driver, group, max_tokens=70)
+        num_probes.append(sum(map(len, wanted_of(driver, 300))))
+    assert num_probes[0] > 20
+    assert 1 <= num_probes[1] <= 3
