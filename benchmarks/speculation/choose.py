@@ -19,7 +19,7 @@ from octavo import SamplingParams
 from octavo.client.results import Generation
 from octavo.local.llm import LLM
 
-# Of paragraphs, in characters.
+# Lengths of paragraphs, in characters.
 _LENGTHS = range(300, 1301)
 _LEAST_ALIKE, _QUOTED_SHARE, _LEAST_SUMMARY = 0.9, (0.2, 0.8), 40
 
@@ -48,7 +48,7 @@ def main() -> None:
         and low <= copied_share(output.prompt_token_ids, output.choices[0].token_ids) <= high
     ]
     print('"""Paragraphs of the workloads, by number. Made by `python -m benchmarks.speculation.choose`."""\n')
-    print(f"# Of {len(candidates)} paragraphs, {len(given_back)} come back and {len(quoting)} are quoted.")
+    print(f"# {len(given_back)} of {len(candidates)} paragraphs come back, and {len(quoting)} are quoted.")
     for name, chosen in (("EDITED", given_back), ("QUOTED", quoting)):
         # Spread over the whole text.
         spread = [chosen[number * len(chosen) // NUM_PROMPTS] for number in range(NUM_PROMPTS)]

