@@ -51,7 +51,7 @@ class Run:
             self._bench.turn(method.name, workload, prompts, list(range(8)), 8)
         looping = {index for index, output in known.items() if loop_length(output)}
         copied = statistics.mean(copied_share(prompts[index], output) for index, output in known.items())
-        about = {"copied": round(copied, 3), "loops": round(len(looping) / len(prompts), 3)}
+        about: dict[str, object] = {"copied": round(copied, 3), "loops": round(len(looping) / len(prompts), 3)}
         choices = {"all": list(known)}
         if looping:
             choices["no_loops"] = [index for index in known if index not in looping]

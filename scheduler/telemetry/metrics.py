@@ -124,8 +124,10 @@ NAMES = {
     "octavo_request_decode_time_seconds": ("vllm:request_decode_time_seconds",),
     "octavo_request_inference_time_seconds": ("vllm:request_inference_time_seconds",),
     "octavo_cache_config_info": ("vllm:cache_config_info",),
-    "octavo_draft_tokens": ("vllm:spec_decode_num_draft_tokens",),
-    "octavo_accepted_draft_tokens": ("vllm:spec_decode_num_accepted_tokens",),
+    "octavo_speculations": ("vllm:spec_decode_num_drafts",),
+    "octavo_speculated_tokens": ("vllm:spec_decode_num_draft_tokens",),
+    "octavo_accepted_speculated_tokens": ("vllm:spec_decode_num_accepted_tokens",),
+    "octavo_accepted_by_position": ("vllm:spec_decode_num_accepted_tokens_per_pos",),
 }
 
 _CACHE_LABELS = {"num_blocks": "num_gpu_blocks", "num_swap_blocks": "num_cpu_blocks"}
@@ -229,8 +231,11 @@ class _StatusCollector(Collector):
             "octavo_generation_tokens": ("Output tokens.", stats.num_output_tokens),
             "octavo_prefix_cache_queries": ("Tokens looked up in the prefix cache.", stats.num_prefix_queries),
             "octavo_prefix_cache_hits": ("Tokens found in the prefix cache.", stats.num_prefix_hits),
-            "octavo_draft_tokens": ("Draft tokens planned.", stats.num_draft_tokens),
+            "octavo_draft_tokens": ("Draft tokens planned, forced ones included.", stats.num_draft_tokens),
             "octavo_accepted_draft_tokens": ("Draft tokens that the model confirmed.", stats.num_accepted_tokens),
+            "octavo_speculations": ("Times that a sequence had drafts in a step.", stats.num_drafts),
+            "octavo_speculated_tokens": ("Their drafts.", stats.num_speculated_tokens),
+            "octavo_accepted_speculated_tokens": ("Accepted ones of them.", sum(stats.num_accepted_by_position)),
             "octavo_lockstep_empty_steps": ("Empty steps, run while another replica has work.", stats.num_empty_steps),
             "octavo_lockstep_waves": ("Waves: runs of steps that replicas computed together.", status.num_waves),
         }
@@ -238,6 +243,7 @@ class _StatusCollector(Collector):
             yield GaugeMetricFamily(name, help, value=value)
         for name, (help, value) in counters.items():
             yield CounterMetricFamily(name, help, value=value)
+        yield _accepted_by_position(stats.num_accepted_by_position)
         yield _preemptions_by_reason(status)
         yield _cache_config(status, self._options)
 
@@ -255,6 +261,17 @@ def _cache_config(status: SchedulerStatus, options: Options) -> Metric:
         "octavo_cache_config_info", "Always 1: its labels describe the KV cache.", labels=list(labels)
     )
     family.add_metric([str(value) for value in labels.values()], 1)
+    return family
+
+
+def _accepted_by_position(counts: tuple[int, ...]) -> Metric:
+    family = CounterMetricFamily(
+        "octavo_accepted_by_position",
+        "Accepted speculated tokens by their place among the drafts of a step, from 0.",
+        labels=["position"],
+    )
+    for position, count in enumerate(counts):
+        family.add_metric([str(position)], count)
     return family
 
 

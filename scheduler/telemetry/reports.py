@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterable
+from itertools import zip_longest
 
 from configs.options import Options
 from runtime.telemetry.tracing import Tracing, is_sampled
@@ -51,7 +52,30 @@ class StatsLog:
                 100 * hits / queries if queries else 0.0,
                 stats.num_preemptions,
             )
+            if stats.num_drafts > before.num_drafts:
+                _log_speculation(stats, before, elapsed)
         self._since, self._before, self._was_active = now, dataclasses.replace(stats), is_active
+
+
+def _log_speculation(stats: CoreStats, before: CoreStats, elapsed: float) -> None:
+    """Logs the drafts since `before`, in vLLM's form. A mean length counts the token after the last accepted draft."""
+    num_drafts = stats.num_drafts - before.num_drafts
+    num_tokens = stats.num_speculated_tokens - before.num_speculated_tokens
+    positions = zip_longest(stats.num_accepted_by_position, before.num_accepted_by_position, fillvalue=0)
+    accepted = [now - then for now, then in positions]
+    num_accepted = sum(accepted)
+    log.info(
+        "SpecDecoding metrics: Mean acceptance length: %.2f, Accepted throughput: %.2f tokens/s, Drafted throughput: "
+        "%.2f tokens/s, Accepted: %d tokens, Drafted: %d tokens, Per-position acceptance rate: %s, "
+        "Avg Draft acceptance rate: %.1f%%",
+        1 + num_accepted / num_drafts,
+        num_accepted / elapsed,
+        num_tokens / elapsed,
+        num_accepted,
+        num_tokens,
+        ", ".join(f"{count / num_drafts:.3f}" for count in accepted),
+        100 * num_accepted / num_tokens,
+    )
 
 
 def warn_of_preemptions(events: Iterable[Preempted], trace_id: Callable[[int], str]) -> None:

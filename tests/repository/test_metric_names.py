@@ -38,8 +38,10 @@ ASKED_FOR = {
     "vllm:request_inference_time_seconds_count",
     "vllm:iteration_tokens_total_bucket",
     "vllm:cache_config_info",
+    "vllm:spec_decode_num_drafts_total",
     "vllm:spec_decode_num_draft_tokens_total",
     "vllm:spec_decode_num_accepted_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens_per_pos_total",
 }
 
 

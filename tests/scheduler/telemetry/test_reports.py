@@ -41,6 +41,24 @@ def test_a_line_each_ten_seconds_while_there_is_or_was_activity(caplog: pytest.L
     assert "generation throughput: 0.0" in caplog.messages[1]
 
 
+def test_speculation_has_a_line_of_its_own_if_there_were_drafts(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "octavo.scheduler")
+    stats_log = StatsLog(enabled=True, now=0.0)
+    before: dict[str, Any] = {"num_drafts": 10, "num_speculated_tokens": 20, "num_accepted_by_position": (5,)}
+    stats_log.tick(status(1, **before), 10.0)
+    later: dict[str, Any] = {"num_drafts": 18, "num_speculated_tokens": 60, "num_accepted_by_position": (11, 4)}
+    stats_log.tick(status(1, **later), 20.0)
+    stats_log.tick(status(1, **later), 30.0)
+    assert [message for message in caplog.messages if "SpecDecoding" in message] == [
+        "SpecDecoding metrics: Mean acceptance length: 1.50, Accepted throughput: 0.50 tokens/s, Drafted throughput: "
+        "2.00 tokens/s, Accepted: 5 tokens, Drafted: 20 tokens, Per-position acceptance rate: 0.500, "
+        "Avg Draft acceptance rate: 25.0%",
+        "SpecDecoding metrics: Mean acceptance length: 2.25, Accepted throughput: 1.00 tokens/s, Drafted throughput: "
+        "4.00 tokens/s, Accepted: 10 tokens, Drafted: 40 tokens, Per-position acceptance rate: 0.750, 0.500, "
+        "Avg Draft acceptance rate: 25.0%",
+    ]
+
+
 def test_disable_log_stats_is_heeded(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO, "octavo.scheduler")
     StatsLog(enabled=False, now=0.0).tick(status(1, num_output_tokens=5), 60.0)
