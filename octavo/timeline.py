@@ -152,7 +152,10 @@ def draw(timeline: RequestTimeline, console: Console) -> None:
 def _title(timeline: RequestTimeline) -> str:
     end = max((entry.time for entry in timeline.entries), default=0.0) if timeline.finished else timeline.now
     state = "finished after" if timeline.finished else "live for"
-    return f"[bold]request {timeline.request_id}[/] on replica {timeline.replica_id}, {state} {end:.3f} s"
+    drafts = ""
+    if timeline.num_draft_tokens:
+        drafts = f"; {timeline.num_accepted_tokens:,} of {timeline.num_draft_tokens:,} draft tokens accepted"
+    return f"[bold]request {timeline.request_id}[/] on replica {timeline.replica_id}, {state} {end:.3f} s{drafts}"
 
 
 def _table(timeline: RequestTimeline) -> Table:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/admin.proto\x12\toctavo.v1\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"U\n\x0f\x45xplainResponse\x12-\n\ttimelines\x18\x01 \x03(\x0b\x32\x1a.octavo.v1.RequestTimeline\x12\x13\n\x0bunreachable\x18\x02 \x03(\t\"\x98\x01\n\x0fRequestTimeline\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nreplica_id\x18\x02 \x01(\t\x12)\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\x18.octavo.v1.TimelineEntry\x12\x13\n\x0bnum_dropped\x18\x04 \x01(\r\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\x12\x0b\n\x03now\x18\x06 \x01(\x01\"o\n\rTimelineEntry\x12\x0e\n\x06moment\x18\x01 \x01(\t\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x0e\n\x06reason\x18\x06 \x01(\t\"\x19\n\x17ResetPrefixCacheRequest\"C\n\x18ResetPrefixCacheResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\x04\x12\x13\n\x0bunreachable\x18\x02 \x03(\t\"5\n\x0eMigrateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\"R\n\x0fMigrateResponse\x12\x12\n\nmoved_from\x18\x01 \x01(\t\x12\x10\n\x08moved_to\x18\x02 \x01(\t\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\r2\xe8\x01\n\x05\x41\x64min\x12@\n\x07\x45xplain\x12\x19.octavo.v1.ExplainRequest\x1a\x1a.octavo.v1.ExplainResponse\x12[\n\x10ResetPrefixCache\x12\".octavo.v1.ResetPrefixCacheRequest\x1a#.octavo.v1.ResetPrefixCacheResponse\x12@\n\x07Migrate\x12\x19.octavo.v1.MigrateRequest\x1a\x1a.octavo.v1.MigrateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/admin.proto\x12\toctavo.v1\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"U\n\x0f\x45xplainResponse\x12-\n\ttimelines\x18\x01 \x03(\x0b\x32\x1a.octavo.v1.RequestTimeline\x12\x13\n\x0bunreachable\x18\x02 \x03(\t\"\xcf\x01\n\x0fRequestTimeline\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nreplica_id\x18\x02 \x01(\t\x12)\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\x18.octavo.v1.TimelineEntry\x12\x13\n\x0bnum_dropped\x18\x04 \x01(\r\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\x12\x0b\n\x03now\x18\x06 \x01(\x01\x12\x18\n\x10num_draft_tokens\x18\x07 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x08 \x01(\r\"o\n\rTimelineEntry\x12\x0e\n\x06moment\x18\x01 \x01(\t\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x0e\n\x06reason\x18\x06 \x01(\t\"\x19\n\x17ResetPrefixCacheRequest\"C\n\x18ResetPrefixCacheResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\x04\x12\x13\n\x0bunreachable\x18\x02 \x03(\t\"5\n\x0eMigrateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\"R\n\x0fMigrateResponse\x12\x12\n\nmoved_from\x18\x01 \x01(\t\x12\x10\n\x08moved_to\x18\x02 \x01(\t\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\r2\xe8\x01\n\x05\x41\x64min\x12@\n\x07\x45xplain\x12\x19.octavo.v1.ExplainRequest\x1a\x1a.octavo.v1.ExplainResponse\x12[\n\x10ResetPrefixCache\x12\".octavo.v1.ResetPrefixCacheRequest\x1a#.octavo.v1.ResetPrefixCacheResponse\x12@\n\x07Migrate\x12\x19.octavo.v1.MigrateRequest\x1a\x1a.octavo.v1.MigrateResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,17 +36,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_EXPLAINRESPONSE']._serialized_start=71
   _globals['_EXPLAINRESPONSE']._serialized_end=156
   _globals['_REQUESTTIMELINE']._serialized_start=159
-  _globals['_REQUESTTIMELINE']._serialized_end=311
-  _globals['_TIMELINEENTRY']._serialized_start=313
-  _globals['_TIMELINEENTRY']._serialized_end=424
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=426
-  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=451
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=453
-  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=520
-  _globals['_MIGRATEREQUEST']._serialized_start=522
-  _globals['_MIGRATEREQUEST']._serialized_end=575
-  _globals['_MIGRATERESPONSE']._serialized_start=577
-  _globals['_MIGRATERESPONSE']._serialized_end=659
-  _globals['_ADMIN']._serialized_start=662
-  _globals['_ADMIN']._serialized_end=894
+  _globals['_REQUESTTIMELINE']._serialized_end=366
+  _globals['_TIMELINEENTRY']._serialized_start=368
+  _globals['_TIMELINEENTRY']._serialized_end=479
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_start=481
+  _globals['_RESETPREFIXCACHEREQUEST']._serialized_end=506
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_start=508
+  _globals['_RESETPREFIXCACHERESPONSE']._serialized_end=575
+  _globals['_MIGRATEREQUEST']._serialized_start=577
+  _globals['_MIGRATEREQUEST']._serialized_end=630
+  _globals['_MIGRATERESPONSE']._serialized_start=632
+  _globals['_MIGRATERESPONSE']._serialized_end=714
+  _globals['_ADMIN']._serialized_start=717
+  _globals['_ADMIN']._serialized_end=949
 # @@protoc_insertion_point(module_scope)

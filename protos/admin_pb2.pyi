@@ -21,20 +21,24 @@ class ExplainResponse(_message.Message):
     def __init__(self, timelines: _Optional[_Iterable[_Union[RequestTimeline, _Mapping]]] = ..., unreachable: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RequestTimeline(_message.Message):
-    __slots__ = ("request_id", "replica_id", "entries", "num_dropped", "finished", "now")
+    __slots__ = ("request_id", "replica_id", "entries", "num_dropped", "finished", "now", "num_draft_tokens", "num_accepted_tokens")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     REPLICA_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     NUM_DROPPED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     NOW_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     replica_id: str
     entries: _containers.RepeatedCompositeFieldContainer[TimelineEntry]
     num_dropped: int
     finished: bool
     now: float
-    def __init__(self, request_id: _Optional[str] = ..., replica_id: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[TimelineEntry, _Mapping]]] = ..., num_dropped: _Optional[int] = ..., finished: _Optional[bool] = ..., now: _Optional[float] = ...) -> None: ...
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    def __init__(self, request_id: _Optional[str] = ..., replica_id: _Optional[str] = ..., entries: _Optional[_Iterable[_Union[TimelineEntry, _Mapping]]] = ..., num_dropped: _Optional[int] = ..., finished: _Optional[bool] = ..., now: _Optional[float] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class TimelineEntry(_message.Message):
     __slots__ = ("moment", "time", "choice", "step", "num_tokens", "reason")

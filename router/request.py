@@ -129,6 +129,9 @@ class EndedRequest:
     num_resubmissions: int
     # The last replica that had the request; empty: none did.
     replica: str
+    # Speculation: draft tokens, and those of them that were accepted.
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @property
     def latency(self) -> float:

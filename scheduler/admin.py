@@ -91,4 +91,6 @@ def timeline_message(timeline: Timeline, replica_id: str, now: float) -> pb.Requ
         num_dropped=timeline.num_dropped,
         finished=timeline.is_finished,
         now=round(now - began, 6),
+        num_draft_tokens=timeline.num_draft_tokens,
+        num_accepted_tokens=timeline.num_accepted_tokens,
     )

@@ -39,6 +39,9 @@ class RequestTimeline:
     num_dropped: int
     finished: bool
     now: float
+    # Speculation, over the choices that have finished: draft tokens, and those of them that were accepted.
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @classmethod
     def from_proto(cls, message: pb.RequestTimeline) -> "RequestTimeline":
@@ -59,6 +62,8 @@ class RequestTimeline:
             num_dropped=message.num_dropped,
             finished=message.finished,
             now=message.now,
+            num_draft_tokens=message.num_draft_tokens,
+            num_accepted_tokens=message.num_accepted_tokens,
         )
 
 

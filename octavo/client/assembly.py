@@ -267,5 +267,7 @@ class Assembly:
             cached_tokens=usage.cached_tokens,
             completion_tokens=usage.completion_tokens,
             reasoning_tokens=usage.reasoning_tokens,
+            draft_tokens=usage.draft_tokens,
+            accepted_draft_tokens=usage.accepted_draft_tokens,
         )
         return Finished(usage=self._usage)

@@ -60,12 +60,15 @@ class PositionLogprobs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Token counts. cached_tokens: prompt tokens found in the prefix cache; completion_tokens: over all choices;
-    reasoning_tokens: those of them that are reasoning, if the output is parsed."""
+    reasoning_tokens: those of them that are reasoning, if the output is parsed; draft_tokens: verified by speculation at
+    the replicas that told it, and accepted_draft_tokens those that were right."""
 
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
     reasoning_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,7 +75,7 @@ class LocalRequest:
         )
         self._choices = new_choices(self.sampling, model.eos_token_ids, tokenizer, parsers)
         self._num_live = len(self._choices)
-        self._num_cached_tokens = 0
+        self._num_cached_tokens = self._num_draft_tokens = self._num_accepted_tokens = 0
         self._assembly = Assembly(message)
         started = pb.Started(
             request_id=message.request_id,
@@ -122,6 +122,8 @@ class LocalRequest:
         """Notes that the engine has ended a choice."""
         if index == 0:
             self._num_cached_tokens = end.num_cached_tokens
+        self._num_draft_tokens += end.num_draft_tokens
+        self._num_accepted_tokens += end.num_accepted_tokens
         self._num_live -= 1
         if not self._num_live:
             self._finish()
@@ -132,6 +134,8 @@ class LocalRequest:
             cached_tokens=self._num_cached_tokens,
             completion_tokens=sum(len(each.token_ids) for each in self._choices),
             reasoning_tokens=sum(each.num_reasoning_tokens for each in self._choices),
+            draft_tokens=self._num_draft_tokens,
+            accepted_draft_tokens=self._num_accepted_tokens,
         )
         self._assembly.accept(pb.GenerateResponse(finished=pb.Finished(usage=usage)))
 

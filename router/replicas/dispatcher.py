@@ -119,7 +119,8 @@ class Placement:
             return
         if not self.stream.complete:
             session.cancel(self._group, [], reason)
-        session.leave(self._group)
+        # A stream that goes on elsewhere still counts what was done for it here.
+        session.leave(self._group, None if self.stream.done else self.stream.note_drafts)
 
     def note_loss(self) -> int:
         """Counts the loss of its replica. Returns the losses in a row without a new token."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from protos.inference_pb2 import SamplingParams
-from protos.scheduler_pb2 import CANCEL_REASON_CLIENT, CancelReason, SequenceStart
+from protos.scheduler_pb2 import CANCEL_REASON_CLIENT, CancelReason, SequenceFinish, SequenceStart
 from router.errors import RequestError
 from router.replicas.session import TokenSink
 from router.request import Request
@@ -46,6 +46,10 @@ class PlacedStream(TokenSink, Protocol):
 
     def note_inexact(self) -> None:
         """Notes that it continues with another fingerprint."""
+        ...
+
+    def note_drafts(self, ended: SequenceFinish) -> None:
+        """Counts the drafts of a choice that has ended at a replica, which may not be its own any more."""
         ...
 
     def finish(self) -> None:

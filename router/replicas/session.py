@@ -4,7 +4,7 @@ sinks.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from protos.inference_pb2 import PromptLogprobs, SamplingParams, TokenLogprobs
@@ -58,12 +58,14 @@ class GroupOwner(Protocol):
 class _Group:
     """A group, kept even without owner until every choice has ended: its logprobs still take room in the columns."""
 
-    __slots__ = ("has_logprobs", "live_choices", "owner", "sink")
+    __slots__ = ("has_logprobs", "live_choices", "on_finish", "owner", "sink")
 
     def __init__(self, sink: TokenSink, owner: GroupOwner, live_choices: set[int], has_logprobs: bool) -> None:
         # Both None once the owner has left.
         self.sink: TokenSink | None = sink
         self.owner: GroupOwner | None = owner
+        # Takes the ends of choices after the owner has left.
+        self.on_finish: Callable[[SequenceFinish], None] | None = None
         self.live_choices = live_choices
         self.has_logprobs = has_logprobs
 
@@ -161,10 +163,11 @@ class Session:
             cancel = CancelSequences(group=group, choices=choices, reason=reason)
             self.outgoing.put_nowait(RouterMessage(cancel=cancel))
 
-    def leave(self, group: int) -> None:
-        """Detaches the owner and the sink of a group."""
-        if group in self._groups:
-            self._groups[group].sink = self._groups[group].owner = None
+    def leave(self, group: int, on_finish: Callable[[SequenceFinish], None] | None = None) -> None:
+        """Detaches the owner and the sink of a group. on_finish: still takes the ends of its choices."""
+        if (left := self._groups.get(group)) is not None:
+            left.sink = left.owner = None
+            left.on_finish = on_finish
 
     def receive(self, message: SchedulerMessage) -> None:
         """Takes in a message. Raises SessionError: the Session is to be ended (`lose`) then."""
@@ -243,6 +246,8 @@ class Session:
                 group.live_choices.discard(each.choice)
             if group.sink is not None:
                 group.sink.on_tokens(each.choice, each.first_token, each.token_ids, each.logprobs, each.finish)
+            elif each.finish is not None and group.on_finish is not None:
+                group.on_finish(each.finish)
         for finish in outputs.finishes:
             group = self._groups.get(finish.group)
             if group is not None and not group.live_choices:

@@ -26,7 +26,7 @@ from router.telemetry.metrics import RouterMetrics
 
 log = logging.getLogger("octavo.router.streams")
 
-# cached_tokens come with the scheduler's end of a choice; a choice cut at a stop string waits this long for it.
+# Cached tokens and drafts come with the scheduler's end of a choice; one cut at a stop string waits this long for it.
 _USAGE_WAIT_S = 1.0
 
 
@@ -54,6 +54,10 @@ class Stream:
         self._limits = limits
         self._choices = choices
         self._cached_tokens: int | None = None
+        # Speculation at all replicas that have told its end.
+        self._num_draft_tokens = self._num_accepted_tokens = 0
+        # Choices cut at a stop string, whose end a replica will tell.
+        self._cut: set[int] = set()
         self._failure: RequestError | None = None
         self._arrival = request.arrival
         self.first_token_at: float | None = None
@@ -137,6 +141,11 @@ class Stream:
             self._metrics.inexact_resumes.inc()
             log.warning("continues, not exactly, on a replica of another fingerprint", extra=self._log_fields)
 
+    def note_drafts(self, ended: wire.SequenceFinish) -> None:
+        """Counts the drafts of a choice that has ended at a replica, which may not be its own any more."""
+        self._num_draft_tokens += ended.num_draft_tokens
+        self._num_accepted_tokens += ended.num_accepted_tokens
+
     def finish(self) -> None:
         """Sends Finished: every choice has ended, and nothing more comes from a replica."""
         if self.done:
@@ -149,6 +158,8 @@ class Stream:
             cached_tokens=self._cached_tokens or 0,
             completion_tokens=self.num_output_tokens,
             reasoning_tokens=sum(choice.num_reasoning_tokens for choice in self._choices),
+            draft_tokens=self._num_draft_tokens,
+            accepted_draft_tokens=self._num_accepted_tokens,
         )
         self.outbox.put(pb.GenerateResponse(finished=pb.Finished(usage=usage)), counted=False)
         self.outbox.close()
@@ -184,13 +195,16 @@ class Stream:
             self.fail(Internal(f"the replica sent tokens of choice {choice}: there are {len(self._choices)} choices"))
             return
         folded = self._choices[choice]
+        if ended is not None:
+            self.note_drafts(ended)
+            self._cut.discard(choice)
         if ended is not None and folded.finish is None and ended.reason == pb.FINISH_REASON_CANCELLED:
             self._on_cancelled(ended)
             return
         if ended is not None:
             self._note_end(choice, ended)
         if folded.finish is not None:
-            # Cut at a stop string: later tokens are dropped, but the end may bring the cached_tokens that are awaited.
+            # Cut at a stop string: later tokens are dropped, but its end may be what is awaited.
             self._finish_if_complete()
             return
         if self.done:
@@ -209,6 +223,7 @@ class Stream:
             return
         self._metrics.malformed_tool_calls.inc(folded.num_malformed_calls)
         if ended is None:
+            self._cut.add(choice)
             self.placement.cancel_choice(choice)
         self._finish_if_complete()
 
@@ -267,7 +282,7 @@ class Stream:
     def _finish_if_complete(self) -> None:
         if self.done or not self.complete:
             return
-        if self._cached_tokens is None and self.placement.is_placed:
+        if (self._cached_tokens is None or self._cut) and self.placement.is_placed:
             asyncio.get_running_loop().call_later(_USAGE_WAIT_S, self.finish)
         else:
             self.finish()
@@ -307,6 +322,8 @@ class Stream:
                 for choice, brought in zip(self._choices, self._num_brought, strict=True)
             ),
             num_cached_tokens=self._cached_tokens or 0,
+            num_draft_tokens=self._num_draft_tokens,
+            num_accepted_tokens=self._num_accepted_tokens,
             finish_reasons=tuple(finish_reason_name(choice.finish) for choice in self._choices),
             num_resubmissions=self.placement.num_resubmissions,
             replica=self.placement.replica,

@@ -83,6 +83,8 @@ def _log_fields(ended: EndedRequest) -> dict[str, Any]:
         "prompt_tokens": len(ended.request.prompt_token_ids),
         "cached_tokens": ended.num_cached_tokens,
         "output_tokens": sum(ended.num_output_tokens),
+        "draft_tokens": ended.num_draft_tokens,
+        "accepted_draft_tokens": ended.num_accepted_tokens,
         "finish_reasons": ",".join(ended.finish_reasons),
         "parameters": _numbers_of(ended.request.sampling),
         "priority": ended.request.priority,

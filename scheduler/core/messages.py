@@ -398,3 +398,6 @@ class Timeline:
     # Entries dropped from the middle of a very long timeline.
     num_dropped: int = 0
     is_finished: bool = False
+    # Speculation of the choices that have finished: drafts, and those of them that were accepted.
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0

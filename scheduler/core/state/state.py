@@ -184,6 +184,8 @@ class State:
         num_output_tokens = len(sequence.output_token_ids)
         why = f"{reason.value}: {cause}" if cause else reason.value
         self._note(sequence, Moment.FINISHED, now, num_tokens=num_output_tokens, reason=why)
+        if sequence.num_draft_tokens:
+            self.timelines.add_drafts(group.number, sequence.num_draft_tokens, sequence.num_accepted_tokens)
         del group.sequences[sequence.choice]
         if not group.sequences:
             del self.groups[group.number]

@@ -19,11 +19,13 @@ Entry = tuple[str, float, int, int, int, str]
 class _Record:
     """The entries of one group: plain tuples, because a hundred thousand groups may be waiting."""
 
-    __slots__ = ("_first", "_last", "num_dropped", "request_id")
+    __slots__ = ("_first", "_last", "num_accepted_tokens", "num_draft_tokens", "num_dropped", "request_id")
 
     def __init__(self, request_id: str) -> None:
         self.request_id = request_id
         self.num_dropped = 0
+        # Speculation of the sequences that have finished.
+        self.num_draft_tokens = self.num_accepted_tokens = 0
         self._first: list[Entry] = []
         self._last: deque[Entry] | None = None  # made once `_first` is full
 
@@ -48,7 +50,12 @@ class _Record:
             for moment, time, choice, step, num_tokens, reason in self
         )
         return Timeline(
-            request_id=self.request_id, entries=entries, num_dropped=self.num_dropped, is_finished=is_finished
+            request_id=self.request_id,
+            entries=entries,
+            num_dropped=self.num_dropped,
+            is_finished=is_finished,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
         )
 
 
@@ -80,6 +87,12 @@ class Timelines:
     ) -> None:
         """Adds an entry for a choice of a live group. The arguments are the fields of TimelineEntry."""
         self._live[group].append((moment.value, now, choice, step, num_tokens, reason))
+
+    def add_drafts(self, group: int, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        """Adds the drafts of a choice of a live group that has finished."""
+        record = self._live[group]
+        record.num_draft_tokens += num_draft_tokens
+        record.num_accepted_tokens += num_accepted_tokens
 
     def finish(self, group: int) -> None:
         """Finishes a live group that has no sequences left. It gets no more entries."""

@@ -1,5 +1,6 @@
 """The reply to a batch of chats, in vLLM's shape: one chat completion with the choices of all."""
 
+from collections import Counter
 from typing import Any
 
 from protos import inference_pb2 as pb
@@ -29,6 +30,7 @@ class BatchReply(Reply):
         choices: list[dict[str, Any]] = []
         usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
         num_cached = 0
+        details: Counter[str] = Counter()
         for chat in self._chats:
             answer = chat.whole()
             of_prompt = {name: answer[name] for name in _OF_PROMPT if name in answer}
@@ -37,9 +39,8 @@ class BatchReply(Reply):
             for name in usage:
                 usage[name] += answer["usage"][name]
             num_cached += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-        return {
-            "object": "chat.completion",
-            **self._base,
-            "choices": choices,
-            "usage": {**usage, "prompt_tokens_details": {"cached_tokens": num_cached}},
-        }
+            details.update(answer["usage"].get("completion_tokens_details", {}))
+        told = {"prompt_tokens_details": {"cached_tokens": num_cached}}
+        if details:
+            told["completion_tokens_details"] = dict(details)
+        return {"object": "chat.completion", **self._base, "choices": choices, "usage": usage | told}

@@ -51,6 +51,7 @@ class Reply:
         self._prompt_logprobs: list[list[pb.TokenLogprobs]] = [[] for _ in range(num_prompts)]
         self._shows_prompts = form.has_token_ids or form.has_echo or form.has_prompt_text
         self._num_prompt_tokens = self._num_cached = self._num_output = 0
+        self._num_drafts = self._num_accepted = 0
         # Known at the end, of outputs that are parsed.
         self._num_reasoning: int | None = None
         self.prompt_text: str | None = None
@@ -79,9 +80,12 @@ class Reply:
             case "prompt_logprobs":
                 self._prompt_logprobs[prompt] += event.prompt_logprobs.logprobs
             case "finished":
-                self._num_cached += event.finished.usage.cached_tokens
+                usage = event.finished.usage
+                self._num_cached += usage.cached_tokens
+                self._num_drafts += usage.draft_tokens
+                self._num_accepted += usage.accepted_draft_tokens
                 if self._form.is_parsed:
-                    self._num_reasoning = (self._num_reasoning or 0) + event.finished.usage.reasoning_tokens
+                    self._num_reasoning = (self._num_reasoning or 0) + usage.reasoning_tokens
         return None
 
     def _take_chunk(self, prompt: int, chunk: pb.Chunk) -> dict[str, Any] | None:
@@ -95,9 +99,22 @@ class Reply:
             "total_tokens": self._num_prompt_tokens + self._num_output,
             "prompt_tokens_details": {"cached_tokens": self._num_cached},
         }
+        details: dict[str, int] = {}
         if self._num_reasoning is not None:
-            usage["completion_tokens_details"] = {"reasoning_tokens": self._num_reasoning}
+            details["reasoning_tokens"] = self._num_reasoning
+        if details := details | self._predictions:
+            usage["completion_tokens_details"] = details
         return usage
+
+    @property
+    def _predictions(self) -> dict[str, int]:
+        """Speculation by OpenAI's names; empty if nothing was drafted."""
+        if not self._num_drafts:
+            return {}
+        return {
+            "accepted_prediction_tokens": self._num_accepted,
+            "rejected_prediction_tokens": self._num_drafts - self._num_accepted,
+        }
 
     def usage_chunk(self) -> dict[str, Any]:
         """Returns the last chunk of a stream with include_usage."""

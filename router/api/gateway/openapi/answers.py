@@ -40,6 +40,9 @@ def _is(text: str) -> dict[str, Any]:
 _USAGE = record(
     {"prompt_tokens": INTEGER, "completion_tokens": INTEGER, "total_tokens": INTEGER},
     prompt_tokens_details=record({"cached_tokens": INTEGER}),
+    completion_tokens_details=record(
+        {}, reasoning_tokens=INTEGER, accepted_prediction_tokens=INTEGER, rejected_prediction_tokens=INTEGER
+    ),
 )
 _OF_ANSWER = {"id": TEXT, "created": INTEGER, "model": TEXT}
 _OF_PROMPT = {"prompt_token_ids": _TOKEN_IDS, "prompt_text": TEXT}

@@ -101,7 +101,7 @@ class ResponseReply(Reply):
             "input_tokens": self._num_prompt_tokens,
             "input_tokens_details": {"cached_tokens": self._num_cached, "cache_write_tokens": 0},
             "output_tokens": self._num_output,
-            "output_tokens_details": {"reasoning_tokens": self._num_reasoning or 0},
+            "output_tokens_details": {"reasoning_tokens": self._num_reasoning or 0, **self._predictions},
             "total_tokens": self._num_prompt_tokens + self._num_output,
         }
 
