@@ -25,6 +25,7 @@ from typing import Any
 
 from benchmarks.cluster.up import started
 from benchmarks.engine.workload import VOCAB_SIZE
+from benchmarks.grammar.schemas import SCHEMAS
 from benchmarks.peers import http_client
 from benchmarks.peers.engines import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, OCTAVO
 from benchmarks.peers.http_client import Api
@@ -38,34 +39,6 @@ from tests.support.ports import free_port
 FREE = "free"
 _CONCURRENCIES = (64, 32, 8, 1)
 _READY_S = 120.0
-
-
-def _list_of(**properties: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "type": "array",
-        "minItems": 60,
-        "items": {
-            "type": "object",
-            "properties": properties,
-            "required": list(properties),
-            "additionalProperties": False,
-        },
-    }
-
-
-SCHEMAS = {
-    "records": _list_of(
-        id={"type": "integer"},
-        name={"type": "string"},
-        tags={"type": "array", "items": {"type": "string"}, "maxItems": 4},
-        active={"type": "boolean"},
-    ),
-    "long_keys": _list_of(
-        number_of_inhabitants_at_the_last_census={"type": "integer"},
-        name_of_the_head_of_the_administration={"type": "string"},
-        has_an_international_airport_within_reach={"type": "boolean"},
-    ),
-}
 KINDS = (FREE, *SCHEMAS)
 
 

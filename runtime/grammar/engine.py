@@ -48,9 +48,9 @@ class Matcher(ABC):
     once, on any thread, and release the interpreter's lock while they compute."""
 
     @abstractmethod
-    def fill_mask(self, mask_W: "np.ndarray") -> None:
+    def fill_mask(self, mask_W: "np.ndarray") -> bool:
         """Writes which tokens may come next: int32 [W], token v is bit v % 32 of word v // 32. The tokens that end an
-        output may come where it is complete."""
+        output may come where it is complete. Returns False if there is no error and no forced token."""
 
     @abstractmethod
     def take(self, token_id: int) -> bool:

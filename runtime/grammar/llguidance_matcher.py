@@ -32,14 +32,18 @@ class LlguidanceMatcher(BytesMatcher):
         self._has_ended = False
         self._error = ""
 
-    def fill_mask(self, mask_W: np.ndarray) -> None:
+    def fill_mask(self, mask_W: np.ndarray) -> bool:
         assert mask_W.dtype == np.int32
         assert mask_W.flags.c_contiguous
-        if not self._has_ended and not self.error:
+        if not self._has_ended and not self._error:
             self._library.unsafe_compute_mask_ptr(mask_W.ctypes.data, mask_W.nbytes)
+            # After an error the library leaves tokens that end an output.
+            if np.count_nonzero(mask_W) > len(self._vocabulary.eos_token_ids):
+                return False
             self._check_single(mask_W)
         if self._has_ended or self.error:
             mask_W[:] = 0
+        return True
 
     def _check_single(self, mask_W: np.ndarray) -> None:
         """Sees to it that a token that is the only one can come.
@@ -47,7 +51,7 @@ class LlguidanceMatcher(BytesMatcher):
         Bytes that must come are cut into tokens by the tokenizer. If none has one of them, as SmolLM2's has none for
         0x16, the library takes a token that is further on.
         """
-        if np.count_nonzero(mask_W) != 1:
+        if np.count_nonzero(mask_W) != 1 or self._library.is_error():
             return
         word = int(mask_W.argmax()) if mask_W.max() > 0 else int(mask_W.argmin())
         if (bits := int(mask_W[word]) & 0xFFFFFFFF).bit_count() == 1:

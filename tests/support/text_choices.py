@@ -52,10 +52,11 @@ class Texts(Matcher):
         ]
         return there + [self._eos] * (self._said in self._texts)
 
-    def fill_mask(self, mask_W: np.ndarray) -> None:
+    def fill_mask(self, mask_W: np.ndarray) -> bool:
         bits = np.zeros(32 * len(mask_W), np.bool_)
         bits[self.allowed()] = True
         mask_W[:] = np.packbits(bits, bitorder="little").view("<i4")
+        return int(bits.sum()) <= 1
 
     def take(self, token_id: int) -> bool:
         if token_id not in self.allowed():

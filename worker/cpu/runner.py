@@ -48,9 +48,8 @@ class SwapSpace:
             block_copy(host, layer, sources_in, targets_in)
 
 
-# The most rows of a step after which forced tokens are looked for. In small steps their drafts cost little, since
-# weights are read once for all tokens. CPU time a token with and without them, and without a constraint (SmolLM2, two
-# cores, a schema with long keys): 2.0, 2.6 and 2.2 ms at 8 rows, 1.8, 1.5 and 1.4 at 16, 1.3, 1.2 and 1.1 at 32.
+# The most rows of a step whose result waits for the forced tokens after it. Results of larger steps have those that
+# the masks of the step before have shown: see `python -m benchmarks.engine.constrained_step`.
 _MOST_FORCED_ROWS = 8
 # Prompt positions whose logits exist at once: 64 x 49,152 in float32 are 12 MiB.
 _LOGITS_SLICE = 64
@@ -262,8 +261,8 @@ class Runner:
         return said
 
     def _put_forced(self, rows_N: np.ndarray, result: step_pb2.StepResult) -> None:
-        """Proposes the tokens that must come next, in small steps, and starts to compute the next masks: while Python
-        ends this step and begins the next one, cores are free."""
+        """Proposes the tokens that must come next, and starts to compute the next masks: while Python ends this step
+        and begins the next one, cores are free."""
         looks = len(rows_N) <= _MOST_FORCED_ROWS
         for row, token_ids in find_forced(self._rows, rows_N.tolist(), looks=looks):
             result.drafts.add(sequence=int(self._rows.sequence_R[row]), token_ids=token_ids)

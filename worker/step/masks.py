@@ -17,7 +17,7 @@ def begin_masks(rows: Rows, rows_N: np.ndarray, num_drafts_N: np.ndarray | None)
     if not constrained:
         return
     new = {each.row for each in rows.changes.new_rows}.difference(sampling)
-    jobs = [(constrained[row], constrained[row].masking()) for row in constrained if row in new]
+    jobs = [(constrained[row], constrained[row].masking(most=MAX_FORCED_TOKENS)) for row in constrained if row in new]
     for index, row in enumerate(sampling):
         if row not in constrained:
             continue
@@ -25,7 +25,7 @@ def begin_masks(rows: Rows, rows_N: np.ndarray, num_drafts_N: np.ndarray | None)
         if num_drafts_N is not None and (count := int(num_drafts_N[index])):
             end = int(rows.num_tokens_R[row])
             drafts = rows.token_ids_RL[row, end - count : end].tolist()
-        jobs.append((constrained[row], constrained[row].masking(drafts)))
+        jobs.append((constrained[row], constrained[row].masking(drafts, most=MAX_FORCED_TOKENS)))
     _start(rows, jobs)
 
 
@@ -41,18 +41,21 @@ def step_masks(rows: Rows, rows_N: np.ndarray, num_drafts_N: np.ndarray | None) 
 
 
 def find_forced(rows: Rows, rows_N: Sequence[int], *, looks: bool = True) -> Iterator[tuple[int, list[int]]]:
-    """Yields rows after whose tokens, all appended, others must follow, with these; none if not `looks`. Also starts to
-    compute the masks of the next step, which tries them."""
+    """Yields rows after whose tokens, all appended, others must follow, with these. Also starts to compute the masks of
+    the next step, which tries them. Not `looks`: waits for nothing, and yields those that were found with the masks of
+    the step before."""
     constrained = rows.sampling.constrained
     found = [(row, constrained[row]) for row in rows_N if row in constrained]
     if not found:
         return
-    forced = dict[int, list[int]]()
     if looks:
         _start(rows, [(each, each.forcing(MAX_FORCED_TOKENS)) for _, each in found])
-        forced = {row: each.forced for row, each in found}
-    _start(rows, [(each, each.masking(forced.get(row, ()))) for row, each in found])
-    yield from ((row, tokens) for row, tokens in forced.items() if tokens)
+    forced = [each.forced for _, each in found]
+    _start(
+        rows,
+        [(each, each.masking(tokens, most=MAX_FORCED_TOKENS)) for (_, each), tokens in zip(found, forced, strict=True)],
+    )
+    yield from ((row, tokens) for (row, _), tokens in zip(found, forced, strict=True) if tokens)
 
 
 def _start(rows: Rows, jobs: list[tuple[ConstrainedRow, Job | None]]) -> None:

@@ -105,11 +105,11 @@ class AfterMatcher(Matcher):
         # None in the free part.
         self._inner: BytesMatcher | None = None
 
-    def fill_mask(self, mask_W: np.ndarray) -> None:
-        if self._inner is None:
-            mask_W[:] = self._part.mask(self._state)
-        else:
-            self._inner.fill_mask(mask_W)
+    def fill_mask(self, mask_W: np.ndarray) -> bool:
+        if self._inner is not None:
+            return self._inner.fill_mask(mask_W)
+        mask_W[:] = self._part.mask(self._state)
+        return False
 
     def take(self, token_id: int) -> bool:
         if self._inner is not None:

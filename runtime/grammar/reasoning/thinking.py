@@ -29,9 +29,10 @@ class ThinkingMatcher(Matcher):
     def is_free(self) -> bool:
         return self._num_taken is None and (self._inner is None or self._inner.is_free)
 
-    def fill_mask(self, mask_W: "np.ndarray") -> None:
+    def fill_mask(self, mask_W: "np.ndarray") -> bool:
+        is_narrow = False
         if self._inner is not None:
-            self._inner.fill_mask(mask_W)
+            is_narrow = self._inner.fill_mask(mask_W)
         else:
             mask_W[:] = -1
         if self._num_taken is not None:
@@ -40,6 +41,7 @@ class ThinkingMatcher(Matcher):
             kept = int(mask_W[word]) & 1 << bit
             mask_W[:] = 0
             mask_W[word] = kept - (kept >> 31 << 32)
+        return is_narrow or self._num_taken is not None
 
     def take(self, token_id: int) -> bool:
         if not 0 <= token_id < len(self._token_texts):

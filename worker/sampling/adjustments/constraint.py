@@ -5,7 +5,8 @@ A row's matcher is made from both and the output tokens that the row comes with.
 `worker.sampling.grammars`, one job at a time; between two jobs it belongs to the thread that computes steps.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Self
 
@@ -40,23 +41,25 @@ class ConstrainedRow(Adjustment):
         """grammars: None if this worker has no engine. output: the tokens that the row comes with. end_token_ids: after
         one of these nothing is masked, since what comes then is dropped."""
         self._grammars, self._sampling, self._output = grammars, sampling, output
+        self._has_constraint = sampling.HasField("constraint")
         self._num_words, self._end_token_ids = -(-vocab_size // 32), end_token_ids
-        # Output tokens so far, and the last of them, which the matcher has not taken.
+        # Output tokens so far, and the last of them, which no job has seen.
         self.num_output_tokens = len(output)
         self._untaken: list[int] = []
         # After an end token.
         self.is_over = False
         self._job: Future[None] | None = None
+        # The drafts of the last job of `masking`, and the tokens appended since it was made; None: there was none.
+        self._drafts: tuple[int, ...] | None = None
+        self._since: list[int] = []
         # --- Written by jobs.
         self._matcher: Matcher | None = None
-        # Masks before the drafts and after each of them, as far as the grammar allows them, and the tokens appended
-        # since; None: any token may come. The last mask is empty, and `_error` says why, if the matcher can't go on
-        # there.
+        # Tokens that the matcher has taken before they come: nothing else may.
+        self._ahead: list[int] = []
+        # Masks before the drafts and after each of them, as far as the grammar allows them; None: any token may come.
+        # The last mask is empty, and `_error` says why, if the matcher can't go on there.
         self._masks: list[np.ndarray | None] = []
-        self._drafts: tuple[int, ...] = ()
-        self._since: list[int] = []
         self._error = ""
-        self._forced: list[int] = []
 
     @classmethod
     def add(cls, new: NewRow) -> Self | None:
@@ -74,27 +77,32 @@ class ConstrainedRow(Adjustment):
     @property
     def name(self) -> str:
         """What leaves tokens, for errors."""
-        return "the constraint" if self._sampling.HasField("constraint") else "thinking_token_budget"
+        return "the constraint" if self._has_constraint else "thinking_token_budget"
 
     @property
     def is_light(self) -> bool:
         """True if its jobs take microseconds, less than to hand them to a thread: only a budget, known already."""
+        if self._has_constraint:
+            return False
         self._wait()
-        return self._matcher is not None and not self._sampling.HasField("constraint")
+        return self._matcher is not None
 
-    def masking(self, drafts: Sequence[int] = ()) -> Job | None:
-        """Returns the job that computes the masks of the next position and of those after drafts; None: they are there
-        already, or the output is over."""
-        turn, wanted = self._turn(), tuple(drafts)
-        if self.is_over or (turn is not None and self._drafts[turn : turn + len(wanted)] == wanted):
+    def masking(self, drafts: Sequence[int] = (), *, most: int = 0) -> Job | None:
+        """Returns the job that computes the masks of the next position and of those after drafts, to be started; None:
+        one has been made, or the output is over. Up to `most` tokens that must follow are found with them.
+
+        Does not wait for a job under way unless it computes other masks.
+        """
+        wanted = tuple(drafts)
+        if self.is_over or self._covers(wanted):
             return None
-        return lambda: self._mask(wanted)
+        self._wait()
+        self._drafts, self._since = wanted, []
+        return lambda: self._mask(wanted, most)
 
     def forcing(self, most: int) -> Job | None:
-        """Returns the job that finds up to `most` tokens for `forced`; None: the output is over."""
-        self._wait()
-        self._forced = []
-        return None if self.is_over else lambda: self._force(most)
+        """Returns the job that finds up to `most` tokens for `forced`; None: some are known, or the output is over."""
+        return None if self.is_over or self.forced else lambda: self._force(most)
 
     def attach(self, job: Future[None]) -> None:
         """Notes that the row's job has been started."""
@@ -102,9 +110,10 @@ class ConstrainedRow(Adjustment):
 
     @property
     def forced(self) -> list[int]:
-        """The tokens that must come next, as the last job of `forcing` found them."""
+        """The tokens that must come next, as far as jobs have found them."""
         self._wait()
-        return self._forced
+        count = len(self._untaken)
+        return self._ahead[count:] if self._ahead[:count] == self._untaken else []
 
     def mask(self, position: int) -> np.ndarray | None:
         """Returns the mask, int32 [W], of an output position: the next one, or one after drafts. None: any token may
@@ -115,11 +124,11 @@ class ConstrainedRow(Adjustment):
         """Returns the masks, as `mask` does, of the next position and of those after count - 1 drafts."""
         if self.is_over:
             return [None] * count
-        turn = self._turn()
-        if turn is None:
-            self._mask(())
-            turn = 0
-        found = self._masks[turn : turn + count]
+        self._wait()
+        if not self._covers(()) or len(self._since) >= len(self._masks):
+            self._drafts, self._since = (), []
+            self._mask((), 0)
+        found = self._masks[len(self._since) : len(self._since) + count]
         return [*found, *[None] * (count - len(found))]
 
     def apply(self, logits_V: np.ndarray) -> None:
@@ -160,60 +169,85 @@ class ConstrainedRow(Adjustment):
             self._job.result()
             self._job = None
 
-    def _turn(self) -> int | None:
-        """Returns the index of the next position's mask; None: it has none yet."""
-        self._wait()
+    def _covers(self, drafts: tuple[int, ...]) -> bool:
+        """Returns True if the last job of `masking` computes the next position's mask and those after drafts."""
+        if self._drafts is None:
+            return False
         turn = len(self._since)
-        return turn if turn < len(self._masks) and tuple(self._since) == self._drafts[:turn] else None
+        return tuple(self._since) == self._drafts[:turn] and self._drafts[turn : turn + len(drafts)] == drafts
 
     # --- Jobs. They keep their errors, which are this row's alone.
 
-    def _mask(self, drafts: tuple[int, ...]) -> None:
-        masks: list[np.ndarray | None] = []
-        self._error = ""
+    def _mask(self, drafts: tuple[int, ...], most: int) -> None:
+        self._masks, self._error = [], ""
         try:
-            matcher = self._caught_up()
-            masks.append(self._filled(matcher))
-            if drafts:
-                matcher = matcher.copy()
-            for draft in drafts:
-                if draft in self._end_token_ids or not matcher.take(draft):
-                    break
-                masks.append(self._filled(matcher))
+            for mask_W in self._masks_after(drafts, most):
+                self._masks.append(mask_W)
         except Exception as error:  # noqa: BLE001 - whatever it is, other rows go on
-            masks.append(np.zeros(self._num_words, np.int32))
+            self._masks.append(np.zeros(self._num_words, np.int32))
             self._error = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        self._masks, self._drafts, self._since = masks, drafts, []
+
+    def _masks_after(self, drafts: tuple[int, ...], most: int) -> Iterator[np.ndarray | None]:
+        matcher = self._caught_up()
+        others = drafts[len(self._ahead) :]
+        for index, token in enumerate(self._ahead):
+            yield self._only(token)
+            if drafts[index : index + 1] != (token,) or token in self._end_token_ids:
+                return
+        mask_W, is_narrow = self._filled(matcher)
+        yield mask_W
+        if not others:
+            if is_narrow:
+                self._go_ahead(matcher, most)
+            return
+        matcher = matcher.copy()
+        for draft in others:
+            if draft in self._end_token_ids or not matcher.take(draft):
+                return
+            yield self._filled(matcher)[0]
 
     def _force(self, most: int) -> None:
-        try:
-            self._forced = self._caught_up().forced_tokens(most)
-        except Exception:  # noqa: BLE001 - the mask of the next position says why
-            self._forced = []
+        # The mask of the next position says what is wrong.
+        with contextlib.suppress(Exception):
+            self._go_ahead(self._caught_up(), most)
+
+    def _go_ahead(self, matcher: "Matcher", most: int) -> None:
+        """Takes the tokens that must come next."""
+        for token in matcher.forced_tokens(most):
+            if not matcher.take(token):
+                return
+            self._ahead.append(token)
 
     def _caught_up(self) -> "Matcher":
-        """Returns the matcher after all output tokens."""
+        """Returns the matcher after all output tokens, and those ahead."""
         if self._matcher is None:
             if self._grammars is None:
                 raise ValueError("this worker has no grammar engine")
             self._matcher = self._grammars.matcher(self._sampling, self._output)
             self._output = ()
         while self._untaken:
-            if not self._matcher.take(self._untaken[0]):
+            token = self._untaken[0]
+            if not (self._ahead[0] == token if self._ahead else self._matcher.take(token)):
                 position = self.num_output_tokens - len(self._untaken)
                 reason = self._matcher.error or "the constraint does not allow it"
-                raise ValueError(f"the output has token {self._untaken[0]} at position {position}: {reason}")
-            del self._untaken[0]
+                raise ValueError(f"the output has token {token} at position {position}: {reason}")
+            del self._untaken[0], self._ahead[:1]
         return self._matcher
 
-    def _filled(self, matcher: "Matcher") -> np.ndarray | None:
+    def _filled(self, matcher: "Matcher") -> tuple[np.ndarray | None, bool]:
+        """Returns the mask, and `Matcher.fill_mask`'s result."""
         if matcher.is_free:
-            return None
-        mask_W = np.zeros(self._num_words, np.int32)
-        matcher.fill_mask(mask_W)
-        if matcher.error:
+            return None, False
+        mask_W = np.empty(self._num_words, np.int32)
+        is_narrow = matcher.fill_mask(mask_W)
+        if is_narrow and matcher.error:
             raise ValueError(matcher.error)
-        return mask_W
+        return mask_W, is_narrow
+
+    def _only(self, token: int) -> np.ndarray:
+        mask_W = np.zeros(self._num_words, np.uint32)
+        mask_W[token // 32] = 1 << token % 32
+        return mask_W.view(np.int32)
 
 
 class ConstraintTable(Table[ConstrainedRow]):

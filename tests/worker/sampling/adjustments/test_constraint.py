@@ -1,5 +1,6 @@
 """Constraints on a CPU: masks against their definition, and errors of one row."""
 
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -101,6 +102,39 @@ def test_forced_tokens_are_those_that_masks_leave_alone() -> None:
     for token in found[-1]:
         assert left(state) == [token]
         state.append(0, token)
+
+
+def test_a_job_under_way_holds_nobody_up_who_wants_the_same_masks() -> None:
+    """Or no mask would be computed beside the forward pass. This would wait for ever."""
+    state = state_of({"constraint": choice(*WORDS)})
+    row, drafts = state.constrained[0], tokens_of("ab")
+    job, under_way = row.masking(drafts), Future[None]()
+    row.attach(under_way)
+    assert row.masking(drafts) is row.masking(drafts[:1]) is row.masking() is None
+    assert job is not None
+    job()
+    under_way.set_result(None)
+    state.append(0, drafts[0])
+    assert row.masking(drafts[1:]) is row.masking() is None
+    assert left(state) == definition(drafts[:1])
+
+
+def test_a_row_goes_ahead_where_one_token_is_left_and_fails_if_another_one_comes() -> None:
+    state = state_of({"constraint": choice("xyz")}, {"constraint": choice("xyz")})
+    for row in state.constrained.values():
+        job = row.masking(most=2)
+        assert job is not None
+        job()
+        assert row.forced == tokens_of("xy")
+        state.append(0 if row is state.constrained[0] else 1, tokens_of("x")[0])
+        assert row.forced == tokens_of("y")
+    assert left(state, 0) == tokens_of("y")
+    state.append(0, tokens_of("y")[0])
+    assert left(state, 0) == tokens_of("z")
+    state.append(1, tokens_of("a")[0])
+    assert left(state, 1) == []
+    token, why = tokens_of("a")[0], "the constraint does not allow it"
+    assert state.constrained[1].error == f"the output has token {token} at position 1: {why}"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
