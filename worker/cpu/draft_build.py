@@ -1,64 +1,13 @@
-"""Loads a draft model on a CPU, whole, on the rank that samples."""
-
-import logging
-import time
-from dataclasses import dataclass
+"""Loads a draft model on a CPU."""
 
 from configs.options import Options
-from worker.cpu.draft_model import DraftModel
 from worker.cpu.executor import CpuExecutor
-from worker.layers.kv_cache import DrafterBlocks, KVCache
 from worker.models.drafting.draft_files import DraftSource
-from worker.models.loader import LoadedModel, load_model
-from worker.step.rows import Rows
+from worker.models.drafting.loading import LoadedDraft, load_draft
 from worker.weights.cache import open_weight_cache
-
-_log = logging.getLogger("octavo.worker")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadedDraft:
-    source: DraftSource
-    loaded: LoadedModel
-    blocks: DrafterBlocks
-
-    def drafter(self, rows: Rows) -> DraftModel:
-        """Makes the drafter of a runner's rows, with a KV cache."""
-        config = self.loaded.config
-        kv_cache = KVCache(
-            config,
-            num_blocks=rows.num_blocks + 1 + self.blocks.num_spare,
-            block_size=rows.block_size,
-            backend=self.loaded.model.backend,
-        )
-        return DraftModel(
-            self.source.name,
-            CpuExecutor(self.loaded.model),
-            kv_cache,
-            rows,
-            max_drafts=self.source.max_drafts,
-            max_len=config.max_position_embeddings,
-            vocab_size=config.vocab_size,
-        )
 
 
 def load_draft_model(options: Options, source: DraftSource) -> LoadedDraft:
     """Loads the weights. Raises WeightsError."""
-    start = time.monotonic()
-    loaded = load_model(
-        source.files,
-        dtype=source.dtype,
-        load_format="dummy" if options.load_format == "dummy" else "auto",
-        quantization=source.quantization,
-        cache=open_weight_cache(options.weight_cache),
-    )
-    backend = loaded.model.backend
-    _log.info(
-        "the draft model %s is loaded, in %.2f s: %.2f GiB, computed by %s",
-        source.name, time.monotonic() - start, loaded.model.weight_bytes / 2**30, backend.name,
-    )  # fmt: skip
-    blocks = DrafterBlocks(
-        block_bytes=KVCache.block_bytes(loaded.config, options.block_size, backend.kv_cache_dtype),
-        num_spare=DraftModel.num_spare(options.max_num_seqs, source.max_drafts, options.block_size),
-    )
-    return LoadedDraft(source=source, loaded=loaded, blocks=blocks)
+    cache = open_weight_cache(options.weight_cache)
+    return load_draft(options, source, lambda loaded: CpuExecutor(loaded.model), cache=cache)

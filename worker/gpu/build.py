@@ -17,7 +17,7 @@ from worker.device.device import Device
 from worker.errors import PermanentError, StepError
 from worker.gpu.components import Components
 from worker.gpu.engine import GpuEngine
-from worker.gpu.executor import GpuExecutor
+from worker.gpu.executor import GpuDraftExecutor, GpuExecutor
 from worker.gpu.memory import (
     MemoryUse,
     account,
@@ -30,9 +30,12 @@ from worker.gpu.memory import (
 from worker.gpu.pending import PendingStep
 from worker.gpu.runner import GpuRunner
 from worker.model_config import ModelConfig
+from worker.models.drafting.draft_files import DraftSource, find_draft_model
+from worker.models.drafting.draft_model import DraftModel
+from worker.models.drafting.loading import LoadedDraft, load_draft
 from worker.models.grammars import find_grammars
 from worker.models.info import gpu_kernels, log_ready, make_rows, model_dtype, model_info, resolve_max_model_len
-from worker.models.loader import config_of, load_model
+from worker.models.loader import LoadedModel, config_of, load_model
 from worker.models.registry import model_class
 from worker.parallel.axes import axes_of, experts_of, shard_of
 from worker.parallel.expert_exchange import check_experts
@@ -95,6 +98,9 @@ def build_gpu_runner(
     the option to lower."""
     start = time.monotonic()
     files = resolve_model(options.model)
+    make_draft_backend = partial(_make_draft_backend, options, device)
+    # Checked by all ranks, before they read weights; loaded by the one that sends results.
+    draft_source = find_draft_model(options, files, make_draft_backend)
     with out_of_memory(lambda: _weights_error(options, device, files, rank)):
         loaded = load_model(
             files,
@@ -109,6 +115,10 @@ def build_gpu_runner(
         "weights are loaded on %s, in %.2f s: %.2f GiB, quantization %s, computed by %s",
         device.name, time.monotonic() - start, loaded.model.weight_bytes / 2**30, loaded.quantization, backend.name,
     )  # fmt: skip
+    draft = None
+    if draft_source is not None and backend.shard.is_first:
+        with out_of_memory(lambda: _weights_error(options, device, draft_source.files, rank)):
+            draft = _load_draft(options, draft_source, make_draft_backend)
     # Most of the remaining time goes into compiling kernels.
     progress(1.0)
     axes = axes_of(options)
@@ -117,7 +127,11 @@ def build_gpu_runner(
     use = parts.measure()
     progress(1.0)
     grammars = find_grammars(options, files, loaded.config)
-    num_blocks = num_kv_blocks(use, options, parts.block_bytes)
+    block_bytes = parts.block_bytes
+    if draft is not None:
+        block_bytes += draft.blocks.block_bytes
+        use = replace(use, step=use.step + draft.blocks.num_spare * draft.blocks.block_bytes)
+    num_blocks = num_kv_blocks(use, options, block_bytes)
     info = model_info(
         options,
         loaded,
@@ -128,7 +142,7 @@ def build_gpu_runner(
         grammars=grammars,
     )
     if not options.num_blocks_override:
-        _log.info("%s", account(use, options, info, parts.block_bytes))
+        _log.info("%s", account(use, options, info, block_bytes))
     # One more block than can be allocated: block 0 is the null block.
     kv_cache = parts.kv_cache(num_blocks + 1, use)
     with out_of_memory(lambda: start_needs_more(options, device.memory(), use)):
@@ -139,13 +153,17 @@ def build_gpu_runner(
         ranks = parts.ranks(engine, kv_cache, others)
     else:
         engine.graphs = parts.capture(engine, kv_cache)
+    rows = make_rows(options, loaded, info, grammars)
+    with out_of_memory(lambda: start_needs_more(options, device.memory(), use)):
+        drafter = None if draft is None else draft.drafter(rows)
     runner = GpuRunner(
         GuardedEngine(engine, device, options, use),
-        make_rows(options, loaded, info, grammars),
+        rows,
         info,
         swap_space=parts.swap_space(kv_cache),
         max_steps_in_flight=options.max_steps_in_flight,
         ranks=ranks,
+        drafter=drafter,
     )
     try:
         runner.warm_up()
@@ -155,7 +173,7 @@ def build_gpu_runner(
     return runner
 
 
-def _make_backend(options: Options, device: Device, config: ModelConfig, *, rank: int) -> Backend:
+def _check_heads(options: Options, config: ModelConfig) -> None:
     if config.latent is not None:
         try:
             config.latent.shape(config.num_heads).check_for_gpus()
@@ -166,6 +184,10 @@ def _make_backend(options: Options, device: Device, config: ModelConfig, *, rank
             f"device={options.device}: the model's head size is {config.head_size}, and attention on GPUs supports "
             f"{', '.join(map(str, HEAD_SIZES))}; device=cpu has no such limit"
         )
+
+
+def _make_backend(options: Options, device: Device, config: ModelConfig, *, rank: int) -> Backend:
+    _check_heads(options, config)
     check_experts(options, config)
     backend = gpu_backend(
         model_dtype(options),
@@ -174,6 +196,30 @@ def _make_backend(options: Options, device: Device, config: ModelConfig, *, rank
         batch_invariant=options.batch_invariant,
     )
     return replace(backend, shard=shard_of(options, rank), experts=experts_of(options, rank))
+
+
+def _make_draft_backend(options: Options, device: Device, config: ModelConfig, dtype: torch.dtype) -> Backend:
+    """The backend of a whole model on this rank."""
+    _check_heads(options, config)
+    return gpu_backend(dtype, device.torch_device, batch_invariant=options.batch_invariant)
+
+
+def _load_draft(
+    options: Options, source: DraftSource, make_backend: Callable[[ModelConfig, torch.dtype], Backend]
+) -> LoadedDraft:
+    """Loads a draft model, and reserves the memory of its passes. make_backend: as for find_draft_model."""
+    context = source.config.max_position_embeddings
+
+    def make_executor(loaded: LoadedModel) -> GpuDraftExecutor:
+        return GpuDraftExecutor(
+            GpuExecutor(loaded.model),
+            vocab_size=loaded.config.vocab_size,
+            max_tokens=DraftModel.most_tokens(options.max_num_seqs),
+            max_rows=options.max_num_seqs,
+            max_context=min(options.max_model_len or context, context),
+        )
+
+    return load_draft(options, source, make_executor, make_backend=lambda config: make_backend(config, source.dtype))
 
 
 def _weights_error(options: Options, device: Device, files: ModelFiles, rank: int) -> PermanentError:

@@ -1,4 +1,4 @@
-"""Computes a model's steps on a GPU, in memory at fixed addresses.
+"""Computes a model's steps on a GPU, in memory at fixed addresses, and the passes of a draft model.
 
 Legend: T tokens of the step, S tokens whose logits are wanted, E hidden size, V vocabulary, P a rank's part of it.
 """
@@ -14,7 +14,7 @@ from worker.layers.forward_context import ForwardContext, Pieces, Workspace, cal
 from worker.layers.kv_cache import KVCache
 from worker.models.decoder import Decoder
 from worker.parallel.groups import Groups
-from worker.step.batch import GpuBatch
+from worker.step.batch import GpuBatch, InputBatch
 
 
 class GpuModel(Protocol):
@@ -111,3 +111,48 @@ class GpuExecutor:
         take, hidden_size = self._workspace.take, self.model.config.hidden_size
         x_TE = take("residual", num_tokens, hidden_size, dtype=torch.float32)
         return Residual(x_TE, take("delta", num_tokens, hidden_size), is_pending=True)
+
+
+class GpuDraftExecutor:
+    """A worker.models.drafting.draft_model.DraftExecutor: batches come from the host, and tokens go back to it.
+
+    The host waits for each pass. Passes follow the model's steps on the device's one stream."""
+
+    def __init__(self, model: GpuModel, *, vocab_size: int, max_tokens: int, max_rows: int, max_context: int) -> None:
+        self._model, self.backend, self._vocab_size = model, model.backend, vocab_size
+        model.reserve(max_tokens=max_tokens, max_rows=max_rows, max_context=max_context)
+
+    def forward(self, batch: InputBatch, kv_cache: KVCache) -> Residual:
+        device = self.backend.device
+        starts_S = torch.from_numpy(batch.query_starts)
+        return self._model.forward(
+            GpuBatch(
+                token_ids_T=batch.token_ids_T.to(device, torch.int32),
+                positions_T=batch.positions_T.to(device, torch.int32),
+                slots_T=batch.slots_T.to(device),
+                rows_S=torch.arange(batch.num_rows, dtype=torch.int32, device=device),
+                query_starts=starts_S.to(device),
+                context_lens_S=torch.from_numpy(batch.context_lens_S).to(device),
+                block_tables_RB=torch.from_numpy(batch.block_tables_SB).contiguous().to(device),
+                max_query_len=int(starts_S.diff().max()),
+            ),
+            kv_cache,
+        )
+
+    def logits(self, hidden: Residual) -> torch.Tensor:
+        """Returns float32 logits [S, V] on the host."""
+        return self._logits(hidden).float().cpu()
+
+    def greedy(self, batch: InputBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the likeliest token after each of the batch's logit_indices (int64 [L]) and its logit (float32 [L]),
+        on the host; the logit is not finite if one of the position is not."""
+        from kernels.sampling.triton import greedy  # imports Triton
+
+        hidden_TE = self.forward(batch, kv_cache)
+        ids_L, largest_L = greedy(self._logits(hidden_TE[batch.logit_indices.to(self.backend.device)]))
+        return ids_L.long().cpu(), largest_L.cpu()
+
+    def _logits(self, hidden: Residual) -> torch.Tensor:
+        backend = self.backend
+        out_SV = torch.empty(len(hidden), self._vocab_size, dtype=backend.compute_dtype, device=backend.device)
+        return self._model.logits(hidden, out_SV)

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
@@ -14,6 +15,7 @@ from worker.device.device import Event
 from worker.errors import PlanError
 from worker.gpu.ranks import GpuRanks
 from worker.gpu.swap import GpuSwapSpace
+from worker.models.drafting.drafter import Drafter
 from worker.parallel.groups import Groups
 from worker.step.batch import Gathered, gather
 from worker.step.inputs import PromptScores, Scheduled, StepInputs, StepOutputs
@@ -82,11 +84,13 @@ class GpuRunner:
         swap_space: GpuSwapSpace,
         max_steps_in_flight: int,
         ranks: GpuRanks | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         """max_steps_in_flight: steps that may have begun without their results having been taken. ranks: set if several
-        ranks compute a step together."""
+        ranks compute a step together. drafter: only where results are sent."""
         self._engine, self._rows, self._swap_space = engine, rows, swap_space
         self._max_steps_in_flight, self._ranks = max_steps_in_flight, ranks
+        self._drafter = drafter
         # Sent to the scheduler in Ready.
         self.model_info = model_info
         self._waiter = StepWaiter()
@@ -105,7 +109,7 @@ class GpuRunner:
     @property
     def drafter(self) -> str:
         """See worker.step.runner.StepRunner."""
-        return ""
+        return "" if self._drafter is None else self._drafter.name
 
     @property
     def num_live_rows(self) -> int:
@@ -128,6 +132,8 @@ class GpuRunner:
         self._engine.reset()
         self._swap_space.forget()
         self._rows.clear()
+        if self._drafter is not None:
+            self._drafter.reset()
         self._unsettled_rows.clear()
         self._failed_sequences.clear()
 
@@ -147,6 +153,10 @@ class GpuRunner:
             )
         swaps = planned_swaps(plan, last_block=self._swap_space.last_block, num_host_blocks=self._swap_space.num_blocks)
         rows.apply(plan)
+        if self._drafter is not None:
+            self._drafter.note_plan()
+            if swaps is not None:
+                self._drafter.drop_blocks(swaps.in_blocks)
         self._unsettled_rows.difference_update(rows.changes.freed_rows)
         if self._unsettled_rows:
             self._refuse_unsettled(plan)
@@ -157,7 +167,7 @@ class GpuRunner:
         begin_masks(rows, step.rows_N, step.num_drafts_N)
         inputs = self._inputs(scheduled, gathered, step)
         self._append_unknown(step)
-        result = GpuResult(self, step, self._engine.begin(inputs))
+        result = GpuResult(self, step, self._engine.begin(inputs), self._wanted(plan))
         self._in_flight.append(result)
         return result
 
@@ -246,9 +256,42 @@ class GpuRunner:
                 self._rows.sampling.constrained[row].append(token)
         for row, token_ids in find_forced(self._rows, [*going.values()]):
             taken.drafts.add(sequence=int(self._rows.sequence_R[row]), token_ids=token_ids)
+        if self._drafter is not None:
+            self._write_tokens(step, outputs)
+            if result.wanted:
+                self._draft(self._drafter, result.wanted, taken)
         # Results of earlier steps, which might name these sequences, were taken before.
         self._failed_sequences.difference_update(step.freed_sequences)
         return taken
+
+    def _wanted(self, plan: step_pb2.StepPlan) -> Sequence[tuple[int, int, int]]:
+        """Returns the rows for which the plan asks for drafts, with their sequences and the most drafts of each."""
+        if self._drafter is None:
+            return ()
+        sequences = self._rows.sequence_R[np.array(plan.drafting_rows, np.int64)].tolist()
+        return list(zip(plan.drafting_rows, sequences, plan.num_wanted_drafts, strict=True))
+
+    def _write_tokens(self, step: BegunStep, outputs: StepOutputs) -> None:
+        """Writes sampled tokens to rows that still hold their sequences: the drafter reads them there."""
+        rows, rows_N = self._rows, step.rows_N
+        is_held_N = (rows.sequence_R[rows_N] == step.sequences_N) & (rows.num_tokens_R[rows_N] > 0)
+        firsts_N = rows.num_prompt_tokens_R[rows_N] + step.positions_N
+        for turn in range(outputs.tokens_ND1.shape[1]):
+            says = np.flatnonzero(is_held_N & (outputs.counts_N > turn))
+            rows.token_ids_RL[rows_N[says], firsts_N[says] + turn] = np.maximum(outputs.tokens_ND1[says, turn], 0)
+
+    def _draft(self, drafter: Drafter, wanted: Sequence[tuple[int, int, int]], result: step_pb2.StepResult) -> None:
+        """Proposes what comes after the step's tokens. Rows with forced tokens have their drafts already."""
+        start, rows = time.perf_counter(), self._rows
+        done = {each.sequence for each in result.drafts} | self._failed_sequences
+        held = [
+            (row, count)
+            for row, sequence, count in wanted
+            if rows.sequence_R[row] == sequence and rows.num_tokens_R[row] and sequence not in done
+        ]
+        for row, token_ids in drafter.propose(held).items():
+            result.drafts.add(sequence=int(rows.sequence_R[row]), token_ids=token_ids)
+        result.timing.draft = time.perf_counter() - start
 
     def _failed(self, step: BegunStep, outputs: StepOutputs) -> np.ndarray:
         """Returns which of the step's sampling rows had logits that were not finite, in this step or before."""
@@ -292,10 +335,13 @@ class GpuRunner:
 class GpuResult:
     """A worker.step.runner.PendingResult of a GpuRunner."""
 
-    __slots__ = ("_runner", "engine_step", "step")
+    __slots__ = ("_runner", "engine_step", "step", "wanted")
 
-    def __init__(self, runner: GpuRunner, step: BegunStep, engine_step: EngineStep) -> None:
-        self._runner, self.step, self.engine_step = runner, step, engine_step
+    def __init__(
+        self, runner: GpuRunner, step: BegunStep, engine_step: EngineStep, wanted: Sequence[tuple[int, int, int]] = ()
+    ) -> None:
+        """wanted: rows that should get drafts, their sequences, and the most drafts of each."""
+        self._runner, self.step, self.engine_step, self.wanted = runner, step, engine_step, wanted
 
     @property
     def is_done(self) -> bool:

@@ -18,10 +18,10 @@ from scheduler.core.messages import StepCosts
 from scheduler.settings import core_settings
 from tests.support.models.tiny_model import VOCAB_SIZE, make_tiny_model
 from tests.support.scheduler.generate import Asked, Generated, generate
-from worker.cpu import draft_model
 from worker.cpu.build import build_cpu_runner
 from worker.errors import PermanentError
 from worker.models.config import config_from_directory
+from worker.models.drafting import draft_model
 from worker.models.registry import model_class
 
 FREE = StepCosts(num_tokens=(1, 64), seconds=(1.0, 1.0), draft_seconds=(0.0, 0.0))

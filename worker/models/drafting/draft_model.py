@@ -1,4 +1,4 @@
-"""A second, smaller model that drafts, on a CPU. It has a KV cache of its own, with the model's block numbers.
+"""A second, smaller model that drafts. It has a KV cache of its own, with the model's block numbers.
 
 It computes lazily: when drafts are wanted, first the tokens that it lacks, several rows at once, then one draft of all
 rows after the other. Positions that have no block yet get blocks of its own, for the time of a call.
@@ -8,12 +8,13 @@ Shape suffixes: D drafting rows, T tokens of a pass, B blocks, V the model's voc
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from kernels.backend import Backend
 from kernels.sampling import greedy
-from worker.cpu.executor import CpuModel
 from worker.layers.kv_cache import KVCache
 from worker.models.drafting.drafter import Drafts
 from worker.models.drafting.progress import DraftProgress
@@ -41,13 +42,31 @@ class _Row:
     num_fed: int = 0
 
 
+class DraftExecutor(Protocol):
+    """Computes the draft model: worker.cpu.executor.CpuExecutor, or worker.gpu.executor.GpuDraftExecutor."""
+
+    backend: Backend
+
+    def forward(self, batch: InputBatch, kv_cache: KVCache, /) -> Any:
+        """Writes the KV of the batch's tokens, and returns their hidden states, to be indexed by tokens."""
+        ...
+
+    def logits(self, hidden: Any, /) -> torch.Tensor:
+        """Returns float32 logits [S, V], on the host, of such tokens."""
+        ...
+
+    def greedy(self, batch: InputBatch, kv_cache: KVCache, /) -> tuple[torch.Tensor, torch.Tensor]:
+        """Replaces `forward`: the likeliest token after each of the batch's logit_indices, int64, and its logit."""
+        ...
+
+
 class DraftModel:
     """A worker.models.drafting.drafter.Drafter."""
 
     def __init__(
         self,
         name: str,
-        model: CpuModel,
+        model: DraftExecutor,
         kv_cache: KVCache,
         rows: Rows,
         *,
@@ -64,7 +83,7 @@ class DraftModel:
         self._num_spare = -(-max_drafts // rows.block_size)
         max_rows = rows.max_num_seqs
         self._batch = InputBatch(
-            max_tokens=max_rows + MOST_CATCH_UP, max_rows=max_rows, max_blocks=rows.block_ids_RB.shape[1]
+            max_tokens=self.most_tokens(max_rows), max_rows=max_rows, max_blocks=rows.block_ids_RB.shape[1]
         )
         # Sequences for which the draft model gave logits that are not finite.
         self._failed: set[int] = set()
@@ -73,6 +92,11 @@ class DraftModel:
     def num_spare(max_num_seqs: int, max_drafts: int, block_size: int) -> int:
         """Blocks for positions that have none yet: the last sampled token, and all drafts but the last."""
         return max_num_seqs * -(-max_drafts // block_size)
+
+    @staticmethod
+    def most_tokens(max_num_seqs: int) -> int:
+        """Tokens of a pass."""
+        return max_num_seqs + MOST_CATCH_UP
 
     # --- The interface of drafters
 
@@ -229,6 +253,8 @@ class DraftModel:
         """Drafts nothing more for a sequence for which the draft model computes numbers that are not finite, and zeroes
         what it has computed there: attention gives masked entries weight 0, and 0 * NaN is NaN."""
         self._failed.add(each.sequence)
+        # What was computed before this call is finite.
+        blocks_B = each.blocks_B[each.start // self._rows.block_size :].astype(np.int64)
         for layer in self._kv_cache.layers:
-            layer[torch.from_numpy(each.blocks_B.astype(np.int64))] = 0
-        self._progress.drop_blocks(each.blocks_B[: len(each.blocks_B) - self._num_spare])
+            layer[torch.from_numpy(blocks_B)] = 0
+        self._progress.drop_blocks(blocks_B[blocks_B <= self._rows.num_blocks])
