@@ -33,6 +33,7 @@ class Bench:
         self._seeds = itertools.count(seed)
         model = self._engine.model
         self._max_num_seqs = options.max_num_seqs
+        self._speculates = options.speculative_config is not None
         self._settings = EngineSettings(
             block_size=model.block_size,
             num_blocks=model.num_blocks,
@@ -50,12 +51,18 @@ class Bench:
         self._run(concurrency, min(_WARM_UP_TOKENS, self._output_len), lambda count: None)
         before = _copy(self._engine.times)
         start = time.perf_counter()
-        steps = StepRecorder(self._max_num_seqs)
+        # What a step samples with drafts does not follow from its plan.
+        steps = None if self._speculates else StepRecorder(self._max_num_seqs)
+        num_drafts, num_accepted = self._engine.num_draft_tokens
         traces = self._run(concurrency, self._output_len, on_tokens, steps)
         duration = time.perf_counter() - start
         extra = _time_split(before, self._engine.times)
-        # `octavo plan --fit` makes a cost model from these.
-        extra |= {"engine_settings": asdict(self._settings), "steps": steps.as_json()}
+        if steps is not None:
+            # `octavo plan --fit` makes a cost model from these.
+            extra |= {"engine_settings": asdict(self._settings), "steps": steps.as_json()}
+        else:
+            drafts, accepted = self._engine.num_draft_tokens
+            extra |= {"draft_tokens": drafts - num_drafts, "accepted_draft_tokens": accepted - num_accepted}
         if profile:
             with StepProfile(self._engine) as profiled:
                 self._run(concurrency, min(_PROFILED_TOKENS, self._output_len), lambda count: None)

@@ -142,6 +142,16 @@ def plan(
             help="Take the requests from a file instead. Its header: arrival_s,prompt_len,output_len[,prefix_id].",
         ),
     ] = None,
+    acceptance: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            rich_help_panel=_WORKLOAD,
+            help="Plan with speculation: the probability that a draft is right if those before it are. "
+            "speculative_config bounds the drafts of a step; drafting itself takes no time.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, rich_help_panel=_WORKLOAD, help="Seed for lengths and arrivals.")] = 0,
     max_num_seqs: Annotated[str, _list_flag("Most sequences that a replica runs at once.")] = "",
     max_num_batched_tokens: Annotated[str, _list_flag("Token budget of one step.")] = "",
@@ -216,6 +226,7 @@ def plan(
             arrivals=arrivals,
             seed=seed,
         ),
+        acceptance=acceptance,
         max_itl_ms=max_itl_ms,
         max_ttft_ms=max_ttft_ms,
     )

@@ -60,6 +60,8 @@ class SamplingParams:
     skip_special_tokens: bool | None = None
     constraint: Constraint | None = None
     thinking_token_budget: int | None = None
+    # Upper bound of the draft tokens of a choice in a step; 0: no speculation. The output is the same with any.
+    num_speculative_tokens: int | None = None
 
     def to_proto(self) -> pb.SamplingParams:
         """Converts to the wire message. Raises InvalidRequest for a value it cannot carry, such as a negative count."""

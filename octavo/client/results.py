@@ -60,8 +60,8 @@ class PositionLogprobs:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """Token counts. cached_tokens: prompt tokens found in the prefix cache; completion_tokens: over all choices;
-    reasoning_tokens: those of them that are reasoning, if the output is parsed; draft_tokens: verified by speculation at
-    the replicas that told it, and accepted_draft_tokens those that were right."""
+    reasoning_tokens: those of them that are reasoning, if the output is parsed; draft_tokens: verified drafts of
+    speculation, and accepted_draft_tokens those of them that were right."""
 
     prompt_tokens: int
     cached_tokens: int

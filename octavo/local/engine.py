@@ -95,6 +95,11 @@ class Engine:
         """Preemptions so far: sequences that lost their KV blocks to others, to be resumed later."""
         return self._core.stats.num_preemptions
 
+    @property
+    def num_draft_tokens(self) -> tuple[int, int]:
+        """Draft tokens verified so far, and those of them that were accepted."""
+        return self._core.stats.num_draft_tokens, self._core.stats.num_accepted_tokens
+
     def submit(
         self,
         group: int,

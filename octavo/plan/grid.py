@@ -3,13 +3,15 @@
 import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
+from configs.groups.speculation import SpeculativeConfig
 from configs.options import Options
 from octavo.plan.errors import DoesNotFit, PlanError
 from octavo.plan.simulate import Run, simulate
 from octavo.plan.targets import Setting, Target
 from octavo.plan.workload import Workload
+from scheduler.core.messages import Speculation
 
 # Returns the options with a setting's values.
 OptionsOf = Callable[[Setting], Options]
@@ -30,6 +32,8 @@ class Outcome:
 
     setting: Setting
     run: Run | None = None
+    # Output tokens a second over those of a run without speculation; None: the run has none.
+    speculation_ratio: float | None = None
     # The message of DoesNotFit.
     obstacle: str = ""
     # Real seconds that the simulation took.
@@ -58,26 +62,40 @@ def try_settings(
     options_of: OptionsOf,
     workload: Workload,
     on_done: Callable[[int], None] = lambda count: None,
+    *,
+    acceptance: float | None = None,
 ) -> list[Outcome]:
-    """Simulates the workload with each setting. on_done is called with 1 after each.
+    """Simulates the workload with each setting. on_done is called with 1 after each. acceptance: the probability
+    that a draft is right; None: without speculation.
 
     Raises PlanError for errors that no setting avoids, such as a request that can never be served.
     """
     outcomes = []
     for setting in settings:
-        outcomes.append(_try(setting, target, options_of, workload))
+        outcomes.append(_try(setting, target, options_of, workload, acceptance))
         on_done(1)
     return outcomes
 
 
-def _try(setting: Setting, target: Target, options_of: OptionsOf, workload: Workload) -> Outcome:
+def _try(
+    setting: Setting, target: Target, options_of: OptionsOf, workload: Workload, acceptance: float | None
+) -> Outcome:
     start = time.perf_counter()
     try:
-        core, cost = target.prepare(setting, options_of(setting))
+        options = options_of(setting)
+        core, cost = target.prepare(setting, options)
     except DoesNotFit as error:
         return Outcome(setting=setting, obstacle=str(error))
-    run = simulate(core, cost, workload, num_replicas=setting.data_parallel_size)
-    return Outcome(setting=setting, run=run, wall_time=time.perf_counter() - start)
+    num_replicas = setting.data_parallel_size
+    plain = simulate(replace(core, speculation=None), cost, workload, num_replicas=num_replicas)
+    run, ratio = plain, None
+    if acceptance is not None:
+        bound = (options.speculative_config or SpeculativeConfig.model_validate({})).num_speculative_tokens
+        speculation = Speculation(num_speculative_tokens=bound, workers_draft=True)
+        drafting = replace(core, speculation=speculation)
+        run = simulate(drafting, cost, workload, num_replicas=num_replicas, acceptance=acceptance)
+        ratio = run.output_tokens_per_second / plain.output_tokens_per_second
+    return Outcome(setting=setting, run=run, speculation_ratio=ratio, wall_time=time.perf_counter() - start)
 
 
 def violations(run: Run, limits: Limits) -> list[str]:

@@ -61,6 +61,8 @@ class Query:
     fit: Sequence[Path]
     gpu: GpuQuery
     workload: WorkloadQuery
+    # The probability that a draft is right; None: plans without speculation.
+    acceptance: float | None
     max_itl_ms: float | None
     max_ttft_ms: float | None
 
@@ -70,6 +72,10 @@ def answer(query: Query, *, plot: Path | None, as_json: bool) -> bool:
 
     Raises PlanError, also if no setting fits, ConfigError and ModelNotFoundError.
     """
+    if query.acceptance is None and _base_options(query).speculative_config is not None:
+        raise PlanError(
+            "speculative_config: what drafts gain depends on how many are right: give --acceptance, from 0 to 1"
+        )
     target = _target(query)
     settings = _settings(query, target)
 
@@ -79,7 +85,7 @@ def answer(query: Query, *, plot: Path | None, as_json: bool) -> bool:
     limits = Limits(itl_ms=query.max_itl_ms, ttft_ms=query.max_ttft_ms)
     workload = _workload(query.workload, target.max_model_len)
     with progress_bar("settings", len(settings), hidden=as_json) as advance:
-        outcomes = try_settings(settings, target, options_of, workload, advance)
+        outcomes = try_settings(settings, target, options_of, workload, advance, acceptance=query.acceptance)
     if all(outcome.run is None for outcome in outcomes):
         # The last setting uses the most GPUs.
         raise PlanError(outcomes[-1].obstacle)

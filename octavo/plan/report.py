@@ -27,7 +27,8 @@ def as_json(outcome: Outcome, limits: Limits, *, is_best: bool) -> dict[str, obj
     Keys of a run as in `octavo bench`: num_requests, duration_s, requests_s, output_tok_s, total_tok_s; ttft_s, itl_ms
     and e2e_s, each as a mean and with _p50, _p90, _p99; num_steps, step_ms. More keys: num_refused, num_preemptions,
     prefix_hit_rate, kv_usage_mean, kv_usage_peak, idle, step_parts (share of the stages' busy time by part),
-    violations, and simulated_in_s (real seconds).
+    violations, and simulated_in_s (real seconds). With speculation also draft_tokens, accepted_draft_tokens,
+    tokens_per_step (output tokens) and speculation_ratio (of output_tok_s, to the same without).
     """
     values: dict[str, object] = {**asdict(outcome.setting), "best": is_best}
     run = outcome.run
@@ -42,6 +43,13 @@ def as_json(outcome: Outcome, limits: Limits, *, is_best: bool) -> dict[str, obj
         "total_tok_s": round(run.per_second(run.num_prompt_tokens + run.num_output_tokens), 2),
     }
     values |= summary("ttft_s", run.ttft, 1.0) | summary("itl_ms", run.gaps, 1e3) | summary("e2e_s", run.e2e, 1.0)
+    if outcome.speculation_ratio is not None:
+        values |= {
+            "draft_tokens": run.num_draft_tokens,
+            "accepted_draft_tokens": run.num_accepted_tokens,
+            "tokens_per_step": round(run.num_output_tokens / run.num_steps, 3),
+            "speculation_ratio": round(outcome.speculation_ratio, 3),
+        }
     queries = run.num_prefix_queries
     return values | {
         "num_steps": run.num_steps,

@@ -3,6 +3,7 @@ steps only take time.
 """
 
 import heapq
+import itertools
 import math
 import operator
 from collections import deque
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from octavo.plan.costs.step_shape import CostModel, PaperRows
+from octavo.plan.costs.step_shape import CostModel, PaperRows, StepShape
 from octavo.plan.errors import PlanError
 from octavo.plan.workload import Workload
 from scheduler.core.core import Core
@@ -21,6 +22,7 @@ from scheduler.core.messages import (
     GroupRequest,
     RejectReason,
     Result,
+    StepCosts,
     StepOutputs,
     StopRules,
 )
@@ -29,8 +31,10 @@ from scheduler.core.messages import (
 class Replica:
     """A replica that shares a virtual clock with others; times are in seconds."""
 
-    def __init__(self, settings: CoreSettings, cost: CostModel) -> None:
+    def __init__(self, settings: CoreSettings, cost: CostModel, acceptance: float = 0.0) -> None:
         self.core = Core(settings)
+        if settings.speculation is not None:
+            self.core.set_costs(_step_costs(settings, cost))
         # Requests that have arrived and not ended.
         self.num_outstanding = 0
         self.num_steps = 0
@@ -38,7 +42,7 @@ class Replica:
         self.part_seconds = [0.0] * len(cost.parts)
         self.kv_usage_peak = 0.0
         self._settings, self._cost = settings, cost
-        self._rows = PaperRows(settings.max_num_seqs)
+        self._rows = PaperRows(settings.max_num_seqs, acceptance=acceptance)
         self._in_flight: deque[Result] = deque()
         # When the scheduler and each stage will have finished their work so far.
         self._host_free = 0.0
@@ -105,6 +109,29 @@ class Replica:
         self.kv_usage_peak = max(self.kv_usage_peak, self._kv_usage)
 
 
+def _step_costs(settings: CoreSettings, cost: CostModel) -> StepCosts:
+    """What steps of decodes cost by their tokens, without reading KV, which the drafts of a row share. Drafting costs
+    nothing."""
+    most = settings.max_num_batched_tokens
+    num_tokens = [*itertools.takewhile(lambda number: number < most, (2**power for power in range(32))), most]
+    seconds = [cost.host_seconds + sum(cost.stage_seconds(_decodes(number))) for number in num_tokens]
+    return StepCosts(
+        num_tokens=tuple(num_tokens), seconds=tuple(seconds), draft_seconds=(seconds[0] * 1e-6,) * len(num_tokens)
+    )
+
+
+def _decodes(number: int) -> StepShape:
+    return StepShape(
+        num_decodes=number,
+        num_prefill_tokens=0,
+        num_chunks=0,
+        num_sampled=number,
+        decode_context=0,
+        chunk_context=0,
+        attention_pairs=0,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """The result of a simulation. Times are in seconds; ttft and e2e have an entry per request that ended, gaps one per
@@ -121,6 +148,8 @@ class Run:
     num_prompt_tokens: int
     num_output_tokens: int
     num_steps: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
     # Seconds on one stage by part of the cost model, summed over steps and replicas.
     part_seconds: dict[str, float]
     # Share of the stages' time without a step.
@@ -145,19 +174,25 @@ class Run:
         return float(np.percentile(seconds, percent)) * 1e3 if len(seconds) else 0.0
 
 
-def simulate(settings: CoreSettings, cost: CostModel, workload: Workload, *, num_replicas: int = 1) -> Run:
+def simulate(
+    settings: CoreSettings, cost: CostModel, workload: Workload, *, num_replicas: int = 1, acceptance: float = 0.0
+) -> Run:
     """Simulates a workload. Each request goes to the replica with the fewest requests, as in the router's least-loaded
     policy.
 
+    acceptance: the probability that a draft of the workers is right, if the settings have speculation.
+
     Raises PlanError for a request that can never be served.
     """
-    return _Simulation(settings, cost, workload, num_replicas).run()
+    return _Simulation(settings, cost, workload, num_replicas, acceptance).run()
 
 
 class _Simulation:
-    def __init__(self, settings: CoreSettings, cost: CostModel, workload: Workload, num_replicas: int) -> None:
+    def __init__(
+        self, settings: CoreSettings, cost: CostModel, workload: Workload, num_replicas: int, acceptance: float
+    ) -> None:
         self._cost, self._workload = cost, workload
-        self._replicas = [Replica(settings, cost) for _ in range(num_replicas)]
+        self._replicas = [Replica(settings, cost, acceptance) for _ in range(num_replicas)]
         self._next_request = 0
         self._num_under_way = 0
         self._num_refused = 0
@@ -252,6 +287,8 @@ class _Simulation:
             num_prompt_tokens=int(workload.prompt_lens[done].sum()),
             num_output_tokens=int(workload.output_lens[done].sum()),
             num_steps=sum(replica.num_steps for replica in replicas),
+            num_draft_tokens=sum(each.num_draft_tokens for each in stats),
+            num_accepted_tokens=sum(each.num_accepted_tokens for each in stats),
             part_seconds=dict(zip(self._cost.parts, seconds, strict=True)),
             idle=idle,
             num_preemptions=sum(each.num_preemptions for each in stats),

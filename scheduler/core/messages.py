@@ -2,6 +2,7 @@
 
 The core (`scheduler.core.core.Core`) is a deterministic function of these inputs; `now` is an argument, in seconds.
 Columns are numpy arrays, so that a step costs little more for a thousand sequences than for one.
+Longer than 400 lines because the messages of the core, with their invariants, are read as one page.
 """
 
 from dataclasses import dataclass, field

@@ -2,6 +2,7 @@
 
 Its next token, a NextToken, is a pure function of (token ids so far, number of prompt tokens among them, seed, choice),
 so that a sequence continues on another fake exactly as it would have here.
+Longer than 400 lines because it speaks the whole Session.
 """
 
 import asyncio
@@ -97,6 +98,8 @@ class FakeScheduler:
     features: Collection[str] = ()  # in its Welcome
     max_logprobs: int = 0
     first_token_shift: int = 0
+    # Told at the end of each choice: draft tokens, and those of them that were accepted.
+    drafts: tuple[int, int] = (0, 0)
     # None: no TLS.
     credentials: grpc.ServerCredentials | None = None
     silent: bool = False  # sends no Load by itself, as if it hung
@@ -280,6 +283,8 @@ class _FakeSession:
                     reason=pb.FINISH_REASON_CANCELLED,
                     cancel_reason=cancel.reason,
                     num_cached_tokens=4,
+                    num_draft_tokens=self.scheduler.drafts[0],
+                    num_accepted_tokens=self.scheduler.drafts[1],
                 )
         self.outgoing.put_nowait(wire.SchedulerMessage(outputs=outputs, load=self.load()))
 
@@ -389,6 +394,7 @@ class _FakeSession:
         else:
             return False
         finish = outputs.finishes.add(group=sequence.group, choice=sequence.choice, reason=reason, num_cached_tokens=4)
+        finish.num_draft_tokens, finish.num_accepted_tokens = self.scheduler.drafts
         if own_stop:
             finish.stop_token_id = token_id
         del self.sequences[sequence.group, sequence.choice]

@@ -1,6 +1,7 @@
 """`octavo explain`: a request's time is split into the right phases and drawn legibly."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -100,3 +101,10 @@ def test_a_bar_fits_whatever_the_width(width: int):
 
 def test_a_request_of_no_time_is_drawn():
     assert "no time has passed" in drawn(timeline(("queued", 0.0), now=0.0))
+
+
+def test_it_tells_of_drafts_if_there_were_any() -> None:
+    assert "draft" not in drawn(PREEMPTED)
+    assert "finished after 20.000 s; 1,200 of 2,000 draft tokens accepted" in drawn(
+        replace(PREEMPTED, num_draft_tokens=2000, num_accepted_tokens=1200)
+    )

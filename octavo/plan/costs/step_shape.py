@@ -57,13 +57,21 @@ class CostModel(Protocol):
         ...
 
 
+# What rows sample where no draft is right, and what their drafter proposes.
+_SAMPLED, _DRAFT = 0, 1
+
+
 class PaperRows:
     """A worker's rows without a model: follows plans and answers that every row sampled token 0.
+
+    Its drafter proposes as many drafts as a plan asks for, each of them right with a given probability.
 
     Columns by row, as in `worker.step.rows`, so that a step with many rows costs little more than with one.
     """
 
-    def __init__(self, max_num_seqs: int) -> None:
+    def __init__(self, max_num_seqs: int, *, acceptance: float = 0.0) -> None:
+        """acceptance: the probability that a draft is right, if those before it are."""
+        self._acceptance, self._random = acceptance, np.random.default_rng(0)
         self._sequence_R = np.zeros(max_num_seqs, np.int64)
         self._num_prompt_R = np.zeros(max_num_seqs, np.int64)
         self._num_computed_R = np.zeros(max_num_seqs, np.int64)
@@ -72,8 +80,8 @@ class PaperRows:
         self._tokens_R = np.zeros(max_num_seqs, np.int32)
 
     def apply(self, plan: Plan) -> tuple[StepShape, Result]:
-        """Returns the shape of a plan's step and the workers' answer. Plans come in order; drafts are not supported."""
-        assert not plan.drafts, "speculation has no cost model"
+        """Returns the shape of a plan's step and the workers' answer. Plans come in order."""
+        drafts = dict(plan.drafts)
         for new in plan.new_rows:
             row = new.row
             self._sequence_R[row] = new.sequence
@@ -85,29 +93,39 @@ class PaperRows:
         self._num_computed_R[decodes] = contexts
         num_prefill_tokens = chunk_context = pairs = 0
         ending: list[int] = []
+        counts, token_ids = [1] * len(decodes), [_SAMPLED] * len(decodes)
         for row, count in plan.chunks:
             before = int(self._num_computed_R[row])
             self._num_computed_R[row] = context = before + count
             num_prefill_tokens += count
             chunk_context += context
             pairs += count * before + count * (count + 1) // 2
-            if context == self._num_prompt_R[row] + self._position_R[row]:
+            num_drafts = len(drafts.get(row, ()))
+            if context == self._num_prompt_R[row] + self._position_R[row] + num_drafts:
                 ending.append(row)
+                wrong = (self._random.random(num_drafts) >= self._acceptance).nonzero()[0]
+                num_accepted = int(wrong[0]) if len(wrong) else num_drafts
+                counts.append(1 + num_accepted)
+                token_ids += [_DRAFT] * num_accepted + [_SAMPLED]
+                # The KV of rejected drafts is void.
+                self._num_computed_R[row] = context - num_drafts + num_accepted
         if ending:
             sampling = np.concatenate((decodes, ending))
         positions = self._position_R[sampling]
-        self._position_R[sampling] = positions + 1
+        self._position_R[sampling] = positions + (np.array(counts, np.int32) if drafts else 1)
         result = Result(
             step=plan.step,
             sequences=self._sequence_R[sampling],
             positions=positions,
-            token_ids=self._tokens_R[: len(sampling)],
+            token_ids=np.array(token_ids, np.int32) if drafts else self._tokens_R[: len(sampling)],
+            num_tokens=np.array(counts, np.int32) if drafts else None,
+            drafts={int(self._sequence_R[row]): (_DRAFT,) * count for row, count in plan.wanted_drafts},
         )
         shape = StepShape(
             num_decodes=len(decodes),
             num_prefill_tokens=num_prefill_tokens,
             num_chunks=len(plan.chunks),
-            num_sampled=len(sampling),
+            num_sampled=len(sampling) + sum(map(len, drafts.values())),
             decode_context=int(contexts.sum()),
             chunk_context=chunk_context,
             attention_pairs=pairs,

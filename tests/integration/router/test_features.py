@@ -53,6 +53,20 @@ async def test_requests_that_need_a_feature_get_to_replicas_that_have_it(tmp_pat
     assert _asked(older) == {f"any{i}" for i in range(4)}
 
 
+async def test_a_bound_of_drafts_goes_to_every_replica(tmp_path: Path) -> None:
+    """It changes no token: an older replica, which does not know the field, has no drafts to bound."""
+    older, newer = _fakes(tmp_path)
+    request = pb.GenerateRequest(prompt="Once upon a time", sampling=pb.SamplingParams(max_tokens=NUM_TOKENS, seed=7))
+    request.sampling.num_speculative_tokens = 0
+    async with running_schedulers(older, newer), running_router([older.address, newer.address]) as (server, stub):
+        await server.wait_ready()
+        received = [await receive(stub.Generate(request)) for _ in range(8)]
+    assert len({tuple(each.token_ids[0]) for each in received}) == 1
+    for fake in (older, newer):
+        assert fake.submitted
+        assert all(submit.sampling.HasField("num_speculative_tokens") for submit in fake.submitted)
+
+
 async def test_streams_wait_for_a_replica_that_can_continue_them(tmp_path: Path) -> None:
     """The others go on at once, whether their replica drains or dies."""
     older, newer = _fakes(tmp_path, pause_at=4)

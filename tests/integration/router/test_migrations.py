@@ -98,6 +98,23 @@ async def test_streams_leave_a_replica_that_drains_and_are_spread(tmp_path: Path
         assert _moved(server, "drain") == 4
 
 
+async def test_drafts_are_counted_at_all_replicas_of_a_stream(tmp_path: Path) -> None:
+    """They are told with the ends of choices; that of the first replica comes after the stream has left."""
+    first, second = _fakes(tmp_path, "a", "b", pause_at=5)
+    first.drafts, second.drafts = (10, 6), (100, 60)
+    async with (
+        running_schedulers(first, second),
+        running_router([f.address for f in (first, second)]) as (server, stub),
+    ):
+        await server.wait_ready()
+        both = [await _begun(stub, _request(f"r{i}", n=2), 5) for i in range(2)]
+        _drain(first)
+        await second.wait_until(lambda fake: fake.num_live == 4)
+        await asyncio.gather(first.resume_steps(), second.resume_steps())
+        usages = [(await receive(call, into=received)).finished.usage for call, received in both]
+    assert sorted((usage.draft_tokens, usage.accepted_draft_tokens) for usage in usages) == [(200, 120), (220, 132)]
+
+
 async def test_streams_stay_at_a_replica_that_drains_if_they_would_gain_nothing(tmp_path: Path) -> None:
     """Streams stay if they are near their end, or if the other replicas also drain or have another fingerprint."""
     first, second, another = _fakes(tmp_path, "a", "b", "c", pause_at=5)

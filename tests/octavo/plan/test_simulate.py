@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from octavo.plan.errors import PlanError
+from octavo.plan.simulate import simulate
 from octavo.plan.workload import parse_lengths, synthesize
-from tests.support.scheduler.plan import LinearCost, run, workload
+from scheduler.core.messages import Speculation
+from tests.support.scheduler.plan import LinearCost, run, settings, workload
 
 
 def test_one_request_takes_one_step_a_token() -> None:
@@ -155,3 +157,20 @@ def test_dearer_steps_fewer_rows_and_fewer_replicas_are_not_faster() -> None:
     assert duration(max_num_seqs=4) > base
     assert duration(num_blocks=70) >= base
     assert duration(num_replicas=2) < base
+
+
+def test_drafts_that_are_all_right_make_fewer_steps_and_wrong_ones_are_given_up() -> None:
+    requests, cost = workload((0.0, 8, 200)), LinearCost(step=1.0, token=0.01)
+    speculation = Speculation(num_speculative_tokens=4, workers_draft=True)
+    core, plain = settings(speculation=speculation), run(requests, cost)
+    right = simulate(core, cost, requests, acceptance=1.0)
+    half = simulate(core, cost, requests, acceptance=0.5)
+    wrong = simulate(core, cost, requests, acceptance=0.0)
+    assert plain.num_steps == 200
+    # Five tokens a step, once the drafter is known to be good.
+    assert 40 <= right.num_steps <= 60
+    assert right.num_accepted_tokens == right.num_draft_tokens
+    assert right.num_steps < half.num_steps < 140
+    assert wrong.num_accepted_tokens == 0
+    assert wrong.duration < 1.1 * plain.duration
+    assert {each.num_output_tokens for each in (plain, right, half, wrong)} == {200}

@@ -51,6 +51,9 @@ class FakeStream:
     def note_inexact(self) -> None:
         self.exact = False
 
+    def note_drafts(self, ended: wire.SequenceFinish) -> None:
+        pass
+
     def finish(self) -> None:
         self.done = self.finished = True
 

@@ -50,6 +50,9 @@ def test_outputs_are_the_same_in_fewer_steps(drafters: tuple[str, ...], steps: i
     # The last accepted ones may lie behind the end.
     assert sum(end.num_accepted_tokens for end in ends) == stats.num_accepted_tokens > 20
     assert sum(stats.num_accepted_by_position) == stats.num_accepted_tokens
+    timelines = [driver.core.timeline(group) for group in expected]
+    told = [(each.num_draft_tokens, each.num_accepted_tokens) for each in timelines if each is not None]
+    assert told == [(end.num_draft_tokens, end.num_accepted_tokens) for end in ends]
 
 
 def test_none_are_planned_where_they_do_not_pay() -> None:

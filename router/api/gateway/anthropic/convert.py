@@ -23,6 +23,7 @@ def chat_of(request: MessagesRequest) -> ChatCompletionRequest:
         temperature=request.temperature,
         top_p=request.top_p,
         top_k=request.top_k,
+        num_speculative_tokens=request.num_speculative_tokens,
         stop=request.stop_sequences,
         response_format=_format_of(request),
     )

@@ -183,6 +183,8 @@ class MessagesRequest(known(_MESSAGES, CountTokensRequest)):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = Field(None, ge=-(2**31), lt=2**31)
+    # Octavo's own, as in chats.
+    num_speculative_tokens: int | None = Field(None, ge=0, lt=2**32)
     stop_sequences: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
         Field(fail_fast=True, max_length=MAX_STOP_STRINGS),

@@ -27,6 +27,7 @@ _SAMPLING = (
     "max_tokens",
     "skip_special_tokens",
     "thinking_token_budget",
+    "num_speculative_tokens",
 )
 _SIDES = {"left": pb.TRUNCATION_SIDE_LEFT, "right": pb.TRUNCATION_SIDE_RIGHT, None: pb.TRUNCATION_SIDE_UNSPECIFIED}
 

@@ -157,6 +157,8 @@ class SamplingRequest(known(_COMMON, create_model("_Numbers", __base__=Fields, *
     # Both name the conversation to which a request belongs.
     session_key: str = ""
     session_id: str = ""
+    # Octavo's own: upper bound of the drafts of a choice in a step; 0: no speculation.
+    num_speculative_tokens: int | None = Field(None, ge=0, lt=2**32)
 
 
 class CompletionRequest(known(_COMPLETION), SamplingRequest):

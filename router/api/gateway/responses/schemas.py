@@ -202,6 +202,8 @@ class ResponseRequest(_Known):
     request_id: str = ""
     session_key: str = ""
     session_id: str = ""
+    # Octavo's own, as in chats.
+    num_speculative_tokens: int | None = Field(None, ge=0, lt=2**32)
 
     @property
     def items(self) -> list[Item]:
