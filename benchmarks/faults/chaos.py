@@ -3,6 +3,7 @@
     python -m benchmarks.faults.chaos --streams 300 --kills 20
     python -m benchmarks.faults.chaos --streams 24 --kills 3 --seed 7 --json
     python -m benchmarks.faults.chaos --structured --streams 100 --kills 12
+    python -m benchmarks.faults.chaos --speculation --streams 200 --kills 8
     python -m benchmarks.faults.chaos --grey --streams 300 --times 10 --tokens 30
     python -m benchmarks.faults.chaos --grey --kinds stop-worker,clock --times 2 --results FILE
 
@@ -17,6 +18,9 @@ token of each such stream.
 With --structured the streams are constrained (JSON schema, regular expression, choice, grammar) or call tools, and so
 few KV blocks are there that some are preempted. What clients get is also compared with the constraint, the schemas of
 the tools, and what the parser makes of the whole text at once: no call and no delta may come twice.
+
+With --speculation the replicas draft in different ways, one from n-grams, one from suffixes. Streams are of all kinds,
+a third of them gives back a text; few KV blocks are there. The undisturbed streams ask for no drafts.
 
 With --grey the faults kill nothing: processes are stopped, slow, or out of disk, descriptors, memory or time, and the
 network between them, tcp through relays, is broken. Each kind is injected so many times; then all its streams are
@@ -40,6 +44,7 @@ from benchmarks.faults.command import FLAGS, NUM_STAGES, Plain, Say, add_argumen
 from benchmarks.faults.crowd import Crowd, Difference, Outcome, Plan, differences, make_plans
 from benchmarks.faults.grey.command import add_grey_arguments, run_grey
 from benchmarks.faults.kills import Kill, Killer, Mover, choose_kinds, choose_victims
+from benchmarks.faults.speculation.plans import COMMAND, make_speculated_plans, without_speculation
 from benchmarks.faults.structured import plans as structured
 from benchmarks.faults.structured.checks import breaches
 from octavo.client.admin import Admin
@@ -84,6 +89,9 @@ class Report:
     resubmissions_by_routers: int
     preemptions: int
     inexact: int
+    # Of the disturbed streams, as their usages tell.
+    draft_tokens: int
+    accepted_draft_tokens: int
 
     @property
     def is_clean(self) -> bool:
@@ -104,13 +112,17 @@ async def run_chaos(
     say: Say,
     num_moves: int = _NUM_MOVES,
     check: Callable[[Outcome], list[Difference]] = lambda _: [],
+    reference: Callable[[Plan], Plan] = lambda plan: plan,
 ) -> Report:
-    """Runs streams and kills on a cluster that serves. kills: the kinds of process that each kill ends. say: gets a
-    line about each event. num_moves: streams to migrate
-    before each kill, and again while its victims are away. check: returns what is wrong with an output by itself."""
+    """Runs streams and kills on a cluster that serves.
+
+    kills: the kinds of process that each kill ends. say: gets a line about each event. num_moves: streams to migrate
+    before each kill, and again while its victims are away. check: returns what is wrong with an output by itself.
+    reference: returns the stream to ask for undisturbed.
+    """
     num_streams = len(plans)
     began = time.monotonic()
-    expected = await _ask_all(cluster, [plan for plan in plans if plan.has_seed])
+    expected = await _ask_all(cluster, [reference(plan) for plan in plans if plan.has_seed])
     undisturbed_s = time.monotonic() - began
     say(f"{len(expected)} streams, undisturbed, took {undisturbed_s:.1f} s")
     began = time.monotonic()
@@ -124,11 +136,12 @@ async def run_chaos(
     # The reference must not reuse KV blocks that were computed during the kills.
     await asyncio.to_thread(_forget_prefixes, cluster.targets[0])
     expected += await _ask_all(
-        cluster, [each.plan.seeded(each.generation.seed) for each in outcomes if not each.plan.has_seed]
+        cluster, [reference(each.plan.seeded(each.generation.seed)) for each in outcomes if not each.plan.has_seed]
     )
     by_number = {outcome.plan.number: outcome for outcome in expected}
     found = [differences(outcome, by_number[outcome.plan.number]) for outcome in outcomes]
     inexact = sum(not choice.exact for outcome in outcomes for choice in outcome.generation.choices)
+    usages = [each.generation.usage for each in outcomes if each.generation.usage is not None]
     return Report(
         num_streams=num_streams,
         num_equal=sum(not each for each in found),
@@ -142,6 +155,8 @@ async def run_chaos(
         resubmissions_by_routers=counters["octavo_resubmissions_total"],
         preemptions=counters["octavo_num_preemptions_total"],
         inexact=max(inexact, counters["octavo_inexact_resumes_total"]),
+        draft_tokens=sum(usage.draft_tokens for usage in usages),
+        accepted_draft_tokens=sum(usage.accepted_draft_tokens for usage in usages),
     )
 
 
@@ -218,6 +233,7 @@ def main() -> int:
         "--tokens", type=int, help="tokens of a choice, on average; with --structured, at most; default: 80, or 200"
     )
     parser.add_argument("--structured", action="store_true", help="constrained and tool-calling streams")
+    parser.add_argument("--speculation", action="store_true", help="replicas that draft in different ways")
     parser.add_argument("--stages", type=int, default=NUM_STAGES, help="pipeline stages of a replica")
     add_arguments(parser, seed_of="streams and faults")
     add_grey_arguments(parser)
@@ -232,16 +248,20 @@ def main() -> int:
     def run(site: Plain, seed: int, say: Say) -> Coroutine[Any, Any, Report]:
         count, tokens = arguments.streams, arguments.tokens
         kills = choose_kinds(arguments.kills, random.Random(f"{seed}/kills"))
+        if arguments.speculation:
+            plans = make_speculated_plans(count, seed, mean_tokens=tokens or 80)
+            return run_chaos(site.cluster, plans, kills, seed, say=say, check=breaches, reference=without_speculation)
         if not arguments.structured:
             plans = make_plans(count, seed, mean_tokens=tokens or 80)
             return run_chaos(site.cluster, plans, kills, seed, say=say)
         plans = structured.make_structured_plans(count, seed, max_tokens=tokens or 200)
         return run_chaos(site.cluster, plans, kills, seed, say=say, check=breaches)
 
-    flags = structured.FLAGS if arguments.structured else FLAGS
+    flags = structured.FLAGS if arguments.structured or arguments.speculation else FLAGS
+    more = {"command": COMMAND} if arguments.speculation else {}
     return run_command(
         arguments,
-        lambda directory: plain(directory, *flags, num_stages=arguments.stages),
+        lambda directory: plain(directory, *flags, num_stages=arguments.stages, **more),
         run,
         as_json=asdict,
         summary=summary,
@@ -269,6 +289,7 @@ def summary(report: Report) -> str:
         f"{len(report.breaches)} outputs are not what was asked for",
         f"{report.resumes_by_clients} resumes by clients, {report.resubmissions_by_routers} resubmissions by routers, "
         f"{report.num_moved} migrations, {report.preemptions} preemptions, {report.inexact} inexact",
+        f"{report.accepted_draft_tokens} of {report.draft_tokens} draft tokens accepted",
     ]
     lines += [f"{kill.names}: no stream had begun; give more --tokens" for kill in report.kills if not kill.num_begun]
     lines += [f"  {difference}{_before(difference, report.kills)}" for difference in report.differences]

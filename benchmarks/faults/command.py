@@ -50,10 +50,10 @@ class Plain:
 
 
 @contextlib.contextmanager
-def plain(directory: Path, *flags: str, num_stages: int = NUM_STAGES) -> Iterator[Plain]:
-    """Starts a cluster, and waits until it serves."""
+def plain(directory: Path, *flags: str, num_stages: int = NUM_STAGES, **up: Any) -> Iterator[Plain]:
+    """Starts a cluster, and waits until it serves. up: parameters of Up."""
     with Cluster(
-        directory, *flags, num_replicas=NUM_REPLICAS, num_stages=num_stages, num_routers=NUM_ROUTERS
+        directory, *flags, num_replicas=NUM_REPLICAS, num_stages=num_stages, num_routers=NUM_ROUTERS, **up
     ) as cluster:
         cluster.wait_until_all_serve()
         yield Plain(cluster)

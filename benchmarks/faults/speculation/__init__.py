@@ -1,0 +1,1 @@
+"""Streams and replicas for benchmarks.faults.chaos that draft in different ways."""

@@ -1,0 +1,39 @@
+"""The streams of `benchmarks.faults.chaos --speculation`, and replicas that draft in different ways."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+from benchmarks.faults.speculation.plans import make_speculated_plans, without_speculation
+from benchmarks.faults.speculation.up import CONFIGS, different_processes
+from configs.flags import parse_flags
+from configs.load import load_options
+from configs.options import Options
+
+
+def test_streams_have_all_features() -> None:
+    plans = make_speculated_plans(200, 1, mean_tokens=80)
+    kinds = Counter(plan.kind for plan in plans)
+    assert kinds["edit"] >= 60
+    assert kinds["plain"] >= 60
+    assert len(kinds) >= 8
+    samplings = [plan.sampling for plan in plans]
+    assert sum(each.temperature != 0 for each in samplings) == 100
+    for feature in ("logprobs", "prompt_logprobs", "stop", "repetition_penalty", "constraint"):
+        assert any(getattr(each, feature) for each in samplings), feature
+    assert {each.n for each in samplings} == {1, 2, 3}
+    assert all(without_speculation(plan).sampling.num_speculative_tokens == 0 for plan in plans)
+
+
+def test_each_scheduler_has_its_own_drafter(tmp_path: Path) -> None:
+    specs = different_processes(Options(data_parallel_size=2), tmp_path / "none.yaml", num_cores=2)
+    methods = []
+    for spec in specs:
+        if spec.name.startswith("scheduler"):
+            _, flags, _ = parse_flags([*spec.command[5:]], ("replica",))
+            config = load_options(None, flags).speculative_config
+            assert config is not None
+            methods.append(config.method)
+        else:
+            assert json.dumps(CONFIGS[0]) not in spec.command
+    assert methods == ["ngram", "suffix"]
