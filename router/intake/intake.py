@@ -198,6 +198,7 @@ class Intake:
         check_bans(message.sampling)
         check_constraint(message)
         check_search(message)
+        self._outputs.check_size(message)
         model = self.model
         since = time.monotonic()
         prompt_token_ids = await self._prompt(message, model)
@@ -343,6 +344,7 @@ class Intake:
             identity.limits.begin_request()
             try:
                 if kind == "chat":
+                    validation.check_chat(message.chat)
                     return await self._encode_chat(message.chat, message, max_len, most)
                 return await self._encode(message.prompt, message, max_len, most)
             except TooManyTokensError as error:
@@ -385,8 +387,7 @@ class Intake:
     async def _encode_chat(
         self, chat: pb.ChatPrompt, asked: _WithText, max_model_len: int, most_tokens: int
     ) -> list[int]:
-        """Renders and encodes a chat. Raises RequestError or TooManyTokensError."""
-        validation.check_chat(chat)
+        """Renders and encodes a chat that `check_chat` has accepted. Raises RequestError or TooManyTokensError."""
         validation.check_chat_template(chat.chat_template, is_trusted=self._trusts_templates)
         validation.check_chat_length(chat, self.tokenizer.tokenizer.longest_token, max_model_len)
         try:

@@ -7,7 +7,7 @@ from protos import inference_pb2 as pb
 from router.errors import InvalidConstraint, InvalidRequest, InvalidTools
 from router.intake.thinking import bound_reasoning, check_marks
 from router.intake.tools import check_tools
-from router.parsing.grammar import UnenforceableError, is_json_answer, tool_constraint
+from router.parsing.grammar import UnenforceableError, check_schemas_size, is_json_answer, tool_constraint
 from router.parsing.guess import guess_reasoning_parser, guess_tool_call_parser
 from router.parsing.parser import (
     HARMONY,
@@ -53,6 +53,14 @@ class Outputs:
         form = self.form
         may_call = form.calls is not None or chat.tool_choice in (pb.TOOL_CHOICE_REQUIRED, pb.TOOL_CHOICE_NAMED)
         return form.has_reasoning or (may_call and bool(tools_in_use(chat)))
+
+    def check_size(self, message: pb.GenerateRequest) -> None:
+        """Refuses tools that are too large for a constraint, before a template has shown them. Raises InvalidTools."""
+        if not message.HasField("resume"):
+            try:
+                check_schemas_size(self.form.calls, message.chat)
+            except UnenforceableError as error:
+                raise InvalidTools(str(error)) from None
 
     def resolve(self, message: pb.GenerateRequest, prompt_token_ids: Sequence[int]) -> pb.ChatPrompt | None:
         """Returns the part of the chat that parsers need; None if the output is not parsed.

@@ -47,9 +47,7 @@ def tool_constraint(form: ToolFormat | None, chat: ChatPrompt, answer: Constrain
     has_answer = answer is not None and bool(tools) and form is not None and form.markup is not None
     if not (enforced or is_limited or has_answer):
         return None
-    size = sum(len(tools[index].parameters_json) for index in enforced)
-    if size > _MOST_CHARS:
-        raise UnenforceableError(f"their schemas have {size} characters: a constraint takes {MAX_TEXT_BYTES} bytes")
+    check_schemas_size(form, chat)
     only_one = chat.HasField("parallel_tool_calls") and not chat.parallel_tool_calls
     if _must_call(chat):
         markup = form.markup if form is not None and form.markup is not None else JSON_LIST.markup
@@ -80,6 +78,14 @@ def tool_constraint(form: ToolFormat | None, chat: ChatPrompt, answer: Constrain
     return _constraint(
         {"type": "triggered_tags", "triggers": [markup.trigger], "tags": tags, "stop_after_first": only_one}
     )
+
+
+def check_schemas_size(form: ToolFormat | None, chat: ChatPrompt) -> None:
+    """Raises UnenforceableError if tool_constraint() refuses the chat's tools for their size."""
+    tools = tools_in_use(chat)
+    size = sum(len(tools[index].parameters_json) for index in _enforced(form, chat))
+    if size > _MOST_CHARS:
+        raise UnenforceableError(f"their schemas have {size} characters: a constraint takes {MAX_TEXT_BYTES} bytes")
 
 
 def enforced_schemas(form: ToolFormat | None, chat: ChatPrompt) -> dict[int, str]:

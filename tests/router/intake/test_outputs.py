@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from configs.options import Options
+from protos.inference_pb2 import TOOL_CHOICE_REQUIRED, ChatPrompt, GenerateRequest, Resume, Tool
+from router.errors import InvalidTools
 from router.intake.outputs import Outputs
 
 HARMONY = '"<|start|>assistant<|channel|>analysis<|message|>"'
@@ -34,3 +36,14 @@ def test_harmony_reads_calls_and_reasoning_in_one():
 def test_options_that_exclude_each_other_are_refused():
     with pytest.raises(ValueError, match="reasoning_parser=openai_gptoss with tool_call_parser=hermes"):
         Options(reasoning_parser="openai_gptoss", tool_call_parser="hermes")
+
+
+def test_tools_that_are_too_large_to_enforce_are_refused_before_a_template_shows_them() -> None:
+    outputs = Outputs(SimpleNamespace(chat_template=QWEN), "auto", "auto")  # type: ignore[arg-type]
+    large = Tool(name="f", parameters_json=f'{{"title": "{"x" * 300_000}"}}')
+    asked = GenerateRequest(chat=ChatPrompt(tools=[large], tool_choice=TOOL_CHOICE_REQUIRED))
+    with pytest.raises(InvalidTools, match=r"their schemas have 300013 characters"):
+        outputs.check_size(asked)
+    # A resume brings its constraint, and calls that need not follow a schema have none.
+    outputs.check_size(GenerateRequest(chat=asked.chat, resume=Resume()))
+    outputs.check_size(GenerateRequest(chat=ChatPrompt(tools=[large])))
