@@ -31,6 +31,11 @@ class Markup:
     after: str = ""
     # What an answer begins with, at the same place as calls.
     answer: str = ""
+    # What texts before calls or an answer begin with, what ends each, and marks that they do not have; none: any text
+    # may come.
+    preambles: tuple[str, ...] = ()
+    preamble_end: str = ""
+    not_in_text: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +111,9 @@ _HARMONY = Markup(
     # The analysis comes first.
     after="<|start|>assistant",
     answer="<|channel|>final<|message|>",
+    preambles=("<|channel|>analysis<|message|>", "<|channel|>commentary<|message|>"),
+    preamble_end="<|end|><|start|>assistant",
+    not_in_text=("<|start|>", "<|channel|>", "<|end|>", "<|call|>", "<|return|>"),
 )
 
 # The format for calls that must come, in families without one that a grammar can make; as vLLM's for all.

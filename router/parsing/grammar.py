@@ -1,6 +1,7 @@
 """The constraint that makes an output's calls follow the tools' schemas, as a structural tag in xgrammar's format.
 
-Of that format these are used: tag, triggered_tags, tags_with_separator, or, and json_schema.
+Of that format these are used: tag, triggered_tags, tags_with_separator, sequence, star, or, const_string, any_text and
+json_schema.
 """
 
 import json
@@ -73,6 +74,8 @@ def tool_constraint(form: ToolFormat | None, chat: ChatPrompt, answer: Constrain
         constraint.disable_any_whitespace = answer.disable_any_whitespace
         constraint.disable_additional_properties = answer.disable_additional_properties
         return constraint
+    if markup.preambles:
+        return _constraint(_in_channels(markup, _calls(markup, tags, only_one=only_one)))
     if markup.first:
         tags = [_around(markup, _calls(markup, tags, only_one=only_one))]
     return _constraint(
@@ -139,6 +142,18 @@ def _calls(markup: Markup, tags: list[dict[str, object]], *, only_one: bool) -> 
         "at_least_one": True,
         "stop_after_first": only_one,
     }
+
+
+def _in_channels(markup: Markup, calls: dict[str, object]) -> dict[str, object]:
+    """Calls or an answer, behind any number of preambles."""
+    # A parser would read these in a text, too.
+    text = {"type": "any_text", "excludes": list(markup.not_in_text)}
+    preambles = [
+        {"type": "tag", "begin": each, "content": text, "end": markup.preamble_end} for each in markup.preambles
+    ]
+    answer = {"type": "sequence", "elements": [{"type": "const_string", "value": markup.answer}, text]}
+    before = {"type": "star", "content": {"type": "or", "elements": preambles}}
+    return {"type": "sequence", "elements": [before, {"type": "or", "elements": [calls, answer]}]}
 
 
 def _around(markup: Markup, calls: dict[str, object]) -> dict[str, object]:

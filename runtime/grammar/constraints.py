@@ -1,6 +1,7 @@
 """Constraints: their canonical form, and what the library compiles for them."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from protos.inference_pb2 import Constraint
@@ -61,8 +62,9 @@ def canonical_constraint(constraint: Constraint) -> Constraint:
     return found
 
 
-def library_grammar(constraint: Constraint) -> str:
-    """Returns what the library compiles for a canonical constraint, without its free part. Raises ConstraintError."""
+def library_grammar(constraint: Constraint, special_tokens: Mapping[str, int]) -> str:
+    """Returns what the library compiles for a canonical constraint, without its free part. special_tokens: see
+    Vocabulary. Raises ConstraintError."""
     options = _json_options(constraint)
     match constraint.WhichOneof("kind"):
         case "json_schema" | "json_object" as kind:
@@ -77,7 +79,7 @@ def library_grammar(constraint: Constraint) -> str:
         case "grammar":
             grammars = [{"lark_grammar": constraint.grammar}]
         case "structural_tag":
-            grammars = grammars_of_structural_tag(constraint.structural_tag, options)
+            grammars = grammars_of_structural_tag(constraint.structural_tag, options, special_tokens)
         case kind:
             raise ConstraintError(f"no canonical constraint: {kind}")
     return json.dumps({"grammars": grammars})

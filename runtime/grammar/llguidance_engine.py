@@ -72,7 +72,7 @@ class LlguidanceEngine(Engine):
 
     def _compiled(self, serialized: bytes) -> LlguidanceMatcher:
         constraint = Constraint.FromString(serialized)
-        matcher = new_matcher(library_grammar(constraint), self._vocabulary)
+        matcher = new_matcher(library_grammar(constraint, self._vocabulary.special_tokens), self._vocabulary)
         if matcher.error:
             raise ConstraintError(f"{constraint.WhichOneof('kind')}: {matcher.error}")
         return matcher

@@ -39,6 +39,12 @@ class Vocabulary:
         ) | frozenset(self.eos_token_ids)
         # What each token is in a text that shows special tokens; nothing for ids without a token.
         self.token_texts = _token_texts(tokenizer, path, vocab_size)
+        # Special tokens that do not end an output, by their texts: as marks of structural tags they may come.
+        self.special_tokens = {
+            self.token_texts[token_id].decode(errors="replace"): token_id
+            for token_id in sorted(self.special_ids)
+            if token_id < vocab_size and token_id not in self.eos_token_ids and self.token_texts[token_id]
+        }
         _continue_texts(tokenizer)
         # The text "<|im_end|>" in a schema is not the token.
         tokenizer.encode_special_tokens = True

@@ -58,7 +58,7 @@ def main(directory: str, vocab_size: str, eos_token_ids: str, seconds: str, mib:
 def _answer(constraint: Constraint, vocabulary: Vocabulary) -> bytes:
     try:
         found = canonical_constraint(constraint)
-        grammar = library_grammar(found)
+        grammar = library_grammar(found, vocabulary.special_tokens)
     except ConstraintError as error:
         return REFUSED + str(error).encode(errors="backslashreplace")
     except RecursionError:

@@ -1,6 +1,10 @@
-"""Structural tags as grammars of the library."""
+"""Structural tags as grammars of the library.
 
-from collections.abc import Sequence
+Where a mark has the text of a special token, models write the token: it may come there, as its text may.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runtime.grammar.engine import ConstraintError
@@ -10,20 +14,26 @@ from runtime.grammar.lark.text import quoted, slashed, without
 from runtime.grammar.structural.formats import FIELD
 
 
-def grammars_of_structural_tag(text: str, options: dict[str, Any]) -> list[dict[str, Any]]:
+def grammars_of_structural_tag(
+    text: str, options: dict[str, Any], special_tokens: Mapping[str, int]
+) -> list[dict[str, Any]]:
     """Returns the library's grammars for a canonical structural tag; the first is the whole.
 
-    options: the library's, of JSON. Raises ConstraintError for free text whose end nothing marks.
+    options: the library's, of JSON. special_tokens: ids by text, of those that may be in a mark.
+
+    Raises ConstraintError for free text whose end nothing marks.
     """
-    writer = _Writer(options)
+    writer = _Writer(options, special_tokens)
     start = writer.rule(read_json(text, FIELD)["format"], is_last=True)
     writer.lines.insert(0, f"start: {start}")
     return [{"name": "structural_tag", "lark_grammar": "\n".join(writer.lines) + "\n"}, *writer.grammars]
 
 
 class _Writer:
-    def __init__(self, options: dict[str, Any]) -> None:
-        self._options = options
+    def __init__(self, options: dict[str, Any], special_tokens: Mapping[str, int]) -> None:
+        self._options, self._special_tokens = options, special_tokens
+        texts = sorted(special_tokens, key=len, reverse=True)
+        self._special = re.compile(f"({'|'.join(map(re.escape, texts))})") if texts else None
         self.lines: list[str] = []
         self.grammars: list[dict[str, Any]] = []
 
@@ -41,7 +51,7 @@ class _Writer:
         """Returns the name of a rule for a format. is_last: nothing follows it."""
         match value["type"]:
             case "const_string":
-                body = quoted(value["value"])
+                body = self._mark(value["value"])
             case "json_schema":
                 schema = value["json_schema"]
                 schema = {} if schema is True else schema
@@ -70,7 +80,7 @@ class _Writer:
             case "repeat":
                 body = f"({self.rule(value['content'], is_last=False)}){{{value['min']},{value['max']}}}"
             case "tag":
-                body = f"{quoted(value['begin'])} {self._content_and_end(value)}"
+                body = f"{self._mark(value['begin'])} {self._content_and_end(value)}"
             case "triggered_tags":
                 return self._triggered(value, is_last)
             case "tags_with_separator":
@@ -83,18 +93,42 @@ class _Writer:
         ends = tag["end"]
         content = tag["content"]
         if content["type"] != "any_text":
-            options = " | ".join(map(quoted, ends))
+            options = " | ".join(map(self._mark, ends))
             return f"{self.rule(content, is_last=False)} ({options})"
         if "" in ends:
             raise ConstraintError(f"{FIELD}: any_text in a tag needs an end")
         # As short as it can be: the text goes to the first end.
         return self._until(ends, content.get("excludes", []))
 
+    def _mark(self, text: str) -> str:
+        """The text of a mark, in which special tokens are themselves or their text."""
+        parts = self._special.split(text) if self._special is not None else [text]
+        # Every second part is a special token's.
+        written = [
+            f"({quoted(part)} | <[{self._special_tokens[part]}]>)" if index % 2 else quoted(part)
+            for index, part in enumerate(parts)
+            if part or len(parts) == 1
+        ]
+        return " ".join(written)
+
     def _until(self, ends: Sequence[str], excludes: list[str]) -> str:
         """Any text up to one of some ends, the first that comes."""
         text = self._define(without(excludes), is_terminal=True)
         until = self._define(f"{text} ({' | '.join(map(quoted, ends))})", is_terminal=True)
-        return self._define(until, options="[lazy]")
+        until = self._define(until, options="[lazy]")
+        # A special token is never within text: it ends the text at once.
+        marked = [end for end in ends if self._special is not None and self._special.match(end)]
+        if not marked:
+            return until
+        before = self._define(without([*ends, *excludes]), is_terminal=True)
+        return self._define(f"{until} | {before} ({' | '.join(map(self._token_first, marked))})")
+
+    def _token_first(self, text: str) -> str:
+        assert self._special is not None
+        found = self._special.match(text)
+        assert found is not None
+        rest = text[found.end() :]
+        return f"<[{self._special_tokens[found[0]]}]> {self._mark(rest) if rest else ''}".rstrip()
 
     def _triggered(self, value: dict[str, Any], is_last: bool) -> str:
         if not is_last and not value["stop_after_first"]:
@@ -106,7 +140,7 @@ class _Writer:
             # Text with the trigger is a tag or nothing. The text goes to its first trigger, so it has no other one.
             others = [each for each in value["triggers"] if each != trigger] + excludes
             rests = " | ".join(
-                " ".join(filter(None, (_begin(tag["begin"][len(trigger) :]), self._content_and_end(tag))))
+                " ".join(filter(None, (self._begin(tag["begin"][len(trigger) :]), self._content_and_end(tag))))
                 for tag in tags
             )
             cases.append((self._until([trigger], others), rests))
@@ -118,9 +152,8 @@ class _Writer:
 
     def _separated(self, value: dict[str, Any]) -> str:
         tag = self._define(" | ".join(self.rule(each, is_last=False) for each in value["tags"]))
-        more = "" if value["stop_after_first"] else f" ({_begin(value['separator'])} {tag})*"
+        more = "" if value["stop_after_first"] else f" ({self._begin(value['separator'])} {tag})*"
         return f"{tag}{more}" if value["at_least_one"] else f"({tag}{more})?"
 
-
-def _begin(text: str) -> str:
-    return quoted(text) if text else ""
+    def _begin(self, text: str) -> str:
+        return self._mark(text) if text else ""

@@ -88,21 +88,42 @@ def test_named(name):
     assert [named(name, text, chat) for text in outputs(tag_of(name, chat)[0])] == [[TIME]]
 
 
-@pytest.mark.parametrize("name", WITH_GRAMMAR)
+@pytest.mark.parametrize("name", sorted({*WITH_GRAMMAR} - {"openai"}))
 @pytest.mark.parametrize("parallel", [True, False])
 def test_auto_with_strict_tools_begins_at_the_trigger(name, parallel):
     chat = ChatPrompt(tools=TOOLS, tool_choice=TOOL_CHOICE_AUTO, parallel_tool_calls=parallel)
     form, after = tag_of(name, chat)
     assert (form["type"], form["stop_after_first"], after) == ("triggered_tags", not parallel, "")
-    calls = []
-    for text in outputs(form):
-        output = text
-        if name == "openai":
-            output = text.replace("I look. ", "<|channel|>commentary<|message|>I look. <|end|><|start|>assistant")
-        calls.append(parse(output, name, chat=chat).named)
+    calls = [parse(text, name, chat=chat).named for text in outputs(form)]
     assert calls[:2] == [[WEATHER], [TIME]]
     # Formats with marks around all calls have them in one tag.
     assert calls[2:] == ([[WEATHER, TIME], [WEATHER, TIME, WEATHER, TIME]] if len(calls) > 2 else [])
+
+
+def test_auto_with_strict_tools_leaves_harmony_its_channels() -> None:
+    """Reasoning and preambles, then calls or an answer."""
+    chat = ChatPrompt(tools=TOOLS, tool_choice=TOOL_CHOICE_AUTO)
+    constraint = tool_constraint(TOOL_FORMATS["openai"], chat)
+    assert constraint is not None
+    canonical, more = engine().canonical(constraint), "<|end|><|start|>assistant"
+    call = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+    preambles = f"<|channel|>analysis<|message|>Hm.{more}<|channel|>commentary<|message|>I look.{more}"
+    both = f"{call}{WEATHER[1]}<|call|><|start|>assistant{call}{WEATHER[1]}"
+    for text, calls in (
+        (preambles + call + WEATHER[1], [WEATHER]),
+        (both, [WEATHER, WEATHER]),
+        (f"{preambles}<|channel|>final<|message|>It is warm.", []),
+    ):
+        assert accepts(engine().matcher(canonical), text), text
+        assert parse(text, "openai", chat=chat).named == calls
+    for text in (
+        call + '{"city": 3}',
+        f"<|channel|>analysis<|message|>{call}{{}}{more}{both}",
+        f"<|channel|>final<|message|>I call.<|start|>assistant{call}{{}}",
+        preambles,
+        "It is warm.",
+    ):
+        assert not accepts(engine().matcher(canonical), text), text
 
 
 @pytest.mark.parametrize("name", sorted(TOOL_FORMATS.keys() - set(WITH_GRAMMAR)))

@@ -1,14 +1,20 @@
 """Structural tags: both texts that clients send, what they allow, and what is refused."""
 
 import json
+import re
+from collections.abc import Iterator
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
-from benchmarks.grammar.engines import accepts, draw, engine, text_of
+from benchmarks.grammar.engines import accepts, draw, engine, mask_of, text_of
 from protos.inference_pb2 import Constraint
 from runtime.grammar.engine import ConstraintError
+from runtime.grammar.llguidance_engine import LlguidanceEngine
+from runtime.grammar.vocabulary import Vocabulary
 
 AGE = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"], "additionalProperties": False}
 CALLS = {
@@ -141,3 +147,74 @@ def test_every_format(tag: Any, good: list[str], bad: list[str]) -> None:
 def test_what_is_refused(tag: Any, message: str) -> None:
     with pytest.raises(ConstraintError, match=message):
         constraint(tag)
+
+
+# Special tokens as Mistral's and DeepSeek's: marks of calls.
+SPECIAL = ("</s>", "[TOOL_CALLS]", "<call>", "</call>", "<sep>", "[OTHER]")
+
+
+class Marked(NamedTuple):
+    """An engine, and its vocabulary of bytes, with special tokens from 256 on."""
+
+    engine: LlguidanceEngine
+    vocabulary: Vocabulary
+
+    def allows(self, tag: dict[str, Any], text: str, *, are_special: bool) -> bool:
+        """Says if this is a whole output, by masks. are_special: marks in it are special tokens, else text."""
+        matcher = self.engine.matcher(self.engine.canonical(Constraint(structural_tag=json.dumps(tag))))
+        parts = re.split(f"({'|'.join(map(re.escape, SPECIAL))})", text) if are_special else [text]
+        ids = [
+            [256 + SPECIAL.index(part)] if are_special and part in SPECIAL else self.vocabulary.encode(part)
+            for part in parts
+        ]
+        return all(
+            token in mask_of(matcher, self.vocabulary.size) and matcher.take(token) for token in [*sum(ids, []), 256]
+        )
+
+
+@pytest.fixture(scope="module")
+def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Marked]:
+    folder = tmp_path_factory.mktemp("marks")
+    vocab = {symbol: number for number, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    vocabulary = Vocabulary(folder, 256 + len(SPECIAL), [256])
+    made = LlguidanceEngine(vocabulary)
+    yield Marked(made, vocabulary)
+    made.close()
+
+
+MISTRAL = {"begin": '[TOOL_CALLS][{"name": "f", "arguments": ', "content": {"type": "json_schema", "json_schema": AGE}}
+DEEPSEEK = {"begin": "<call>f<sep>", "content": {"type": "json_schema", "json_schema": AGE}, "end": "</call>"}
+ANSWER = {"begin": "<call>", "content": {"type": "any_text"}, "end": "</call>"}
+
+
+@pytest.mark.parametrize("are_special", [True, False])
+def test_special_tokens_are_marks(marked: Marked, are_special: bool) -> None:
+    def allowed(tag: dict[str, Any], text: str) -> bool:
+        return marked.allows(tag, text, are_special=are_special)
+
+    auto = of("triggered_tags", triggers=["[TOOL_CALLS]"], tags=[MISTRAL | {"end": "}]"}])
+    for text in ("", "no call", '[TOOL_CALLS][{"name": "f", "arguments": {"age": 3}}]', "a [ b"):
+        assert allowed(auto, text), text
+    assert allowed(auto, 'I ask.[TOOL_CALLS][{"name": "f", "arguments": {"age": 3}}] so')
+    for text in ("[TOOL_CALLS]", '[TOOL_CALLS][{"name": "g"', 'a[TOOL_CALLS][{"name": "f", "arguments": {"age": ""}}]'):
+        assert not allowed(auto, text), text
+    required = of("tags_with_separator", tags=[DEEPSEEK], separator="[OTHER]\n", at_least_one=True)
+    assert allowed(required, '<call>f<sep>{"age": 3}</call>')
+    assert allowed(required, '<call>f<sep>{"age": 3}</call>[OTHER]\n<call>f<sep>{"age": 4}</call>')
+    for text in ("", "<call>", '<call>f<sep>{"age": 3}', '<call>f[OTHER]{"age": 3}</call>', "a<call>"):
+        assert not allowed(required, text), text
+    assert allowed(of("tag", **ANSWER), "<call>any text</call>")
+    assert not allowed(of("tag", **ANSWER), "<call>any </call> text")
+
+
+def test_other_special_tokens_are_no_text(marked: Marked) -> None:
+    """In free text and in arguments, where the text of one is its characters."""
+    auto = of("triggered_tags", triggers=["<call>"], tags=[ANSWER])
+    for text in ("a[OTHER]b", "<call>a[OTHER]</call>", "<call>a<sep></call>"):
+        assert marked.allows(auto, text, are_special=False), text
+        assert not marked.allows(auto, text, are_special=True), text
