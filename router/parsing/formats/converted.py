@@ -1,7 +1,9 @@
 """A call whose arguments are not JSON in the output and become JSON on the way."""
 
+from collections.abc import Callable
+
 from router.parsing.deltas import Deltas
-from router.parsing.source import Source
+from router.parsing.source import Reading, Source
 
 
 class ConvertedCall:
@@ -25,3 +27,25 @@ class ConvertedCall:
             self._deltas.begin_call(self.name)
         self._source.hold()
         self._deltas.arguments(text)
+
+
+def items(
+    source: Source, emit: Callable[[str], None], brackets: str, item: Callable[[], Reading[None]]
+) -> Reading[None]:
+    """Takes a list, or an object whose items are its entries, between two brackets; a comma may stand behind the last
+    item. Raises Malformed."""
+    opening, closing = brackets
+    source.take(1)
+    emit(opening)
+    before = ""
+    yield from source.spaces()
+    while not (yield from source.one_of((closing,))):
+        emit(before)
+        before = ", "
+        yield from item()
+        yield from source.spaces()
+        if not (yield from source.one_of((",",))):
+            yield from source.expect(closing)
+            break
+        yield from source.spaces()
+    emit(closing)

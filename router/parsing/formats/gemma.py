@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 
 from router.parsing.deltas import Deltas
-from router.parsing.formats.converted import ConvertedCall
+from router.parsing.formats.converted import ConvertedCall, items
 from router.parsing.json_text import as_json
 from router.parsing.source import Malformed, Marks, Reading, Source
 from router.parsing.tools import Tools, typed_json
@@ -69,22 +69,6 @@ class Gemma:
             yield from source.spaces()
         emit("{}" if before == "{" else "}")
 
-    def _list(self, source: Source, emit: Emit, depth: int) -> Reading[None]:
-        source.take(1)
-        emit("[")
-        before = ""
-        yield from source.spaces()
-        while not (yield from source.one_of(("]",))):
-            emit(before)
-            before = ", "
-            yield from self._value(source, emit, depth, _ANY)
-            yield from source.spaces()
-            if not (yield from source.one_of((",",))):
-                yield from source.expect("]")
-                break
-            yield from source.spaces()
-        emit("]")
-
     def _key(self, source: Source) -> Reading[str]:
         if (yield from source.one_of((self._quote,))):
             return (yield from self._quoted(source))
@@ -106,7 +90,7 @@ class Gemma:
         elif (yield from source.peek()) == "{":
             yield from self._object(source, emit, depth + 1, lambda key: _ANY)
         elif (yield from source.peek()) == "[":
-            yield from self._list(source, emit, depth + 1)
+            yield from items(source, emit, "[]", lambda: self._value(source, emit, depth + 1, _ANY))
         else:
             text = (yield from source.run(_BARE, _MAX_BARE_CHARS)).strip()
             if not text:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from router.parsing.deltas import Deltas
-from router.parsing.formats.converted import ConvertedCall
+from router.parsing.formats.converted import ConvertedCall, items
 from router.parsing.json_text import as_json
 from router.parsing.source import Malformed, Marks, Reading, Source
 from router.parsing.tools import Tools
@@ -112,52 +112,23 @@ def _value(source: Source, emit: Emit, depth: int) -> Reading[None]:
     if first in ("'", '"'):
         yield from _string(source, emit)
     elif first == "[":
-        yield from _list(source, emit, depth)
+        yield from items(source, emit, "[]", lambda: _value(source, emit, depth + 1))
     elif first == "{":
-        yield from _dict(source, emit, depth)
+        yield from items(source, emit, "{}", lambda: _entry(source, emit, depth + 1))
     else:
         emit(_scalar_json((yield from source.run(_SCALAR, _MAX_SCALAR_CHARS))))
 
 
-def _list(source: Source, emit: Emit, depth: int) -> Reading[None]:
-    source.take(1)
-    emit("[")
-    before = ""
+def _entry(source: Source, emit: Emit, depth: int) -> Reading[None]:
+    """Takes a key and a value of a dict."""
+    if (yield from source.peek()) not in ("'", '"'):
+        raise Malformed
+    yield from _string(source, emit)
     yield from source.spaces()
-    while not (yield from source.one_of(("]",))):
-        emit(before)
-        before = ", "
-        yield from _value(source, emit, depth + 1)
-        yield from source.spaces()
-        if not (yield from source.one_of((",",))):
-            yield from source.expect("]")
-            break
-        yield from source.spaces()
-    emit("]")
-
-
-def _dict(source: Source, emit: Emit, depth: int) -> Reading[None]:
-    source.take(1)
-    emit("{")
-    before = ""
+    yield from source.expect(":")
     yield from source.spaces()
-    while not (yield from source.one_of(("}",))):
-        emit(before)
-        before = ", "
-        if (yield from source.peek()) not in ("'", '"'):
-            raise Malformed
-        yield from _string(source, emit)
-        yield from source.spaces()
-        yield from source.expect(":")
-        yield from source.spaces()
-        emit(": ")
-        yield from _value(source, emit, depth + 1)
-        yield from source.spaces()
-        if not (yield from source.one_of((",",))):
-            yield from source.expect("}")
-            break
-        yield from source.spaces()
-    emit("}")
+    emit(": ")
+    yield from _value(source, emit, depth)
 
 
 def _scalar_json(text: str) -> str:

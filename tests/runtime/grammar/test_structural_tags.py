@@ -163,13 +163,12 @@ class Marked(NamedTuple):
         """Says if this is a whole output, by masks. are_special: marks in it are special tokens, else text."""
         matcher = self.engine.matcher(self.engine.canonical(Constraint(structural_tag=json.dumps(tag))))
         parts = re.split(f"({'|'.join(map(re.escape, SPECIAL))})", text) if are_special else [text]
-        ids = [
-            [256 + SPECIAL.index(part)] if are_special and part in SPECIAL else self.vocabulary.encode(part)
-            for part in parts
-        ]
-        return all(
-            token in mask_of(matcher, self.vocabulary.size) and matcher.take(token) for token in [*sum(ids, []), 256]
-        )
+        ids = list[int]()
+        for part in parts:
+            is_token = are_special and part in SPECIAL
+            ids += [256 + SPECIAL.index(part)] if is_token else self.vocabulary.encode(part)
+        size = self.vocabulary.size
+        return all(token in mask_of(matcher, size) and matcher.take(token) for token in [*ids, 256])
 
 
 @pytest.fixture(scope="module")
