@@ -119,6 +119,7 @@ class HashRunner:
     # Errors found in plans, over all epochs.
     violations: list[str] = field(default_factory=list)
     holds_constrained: bool = False
+    drafter: str = ""
 
     def __post_init__(self) -> None:
         self.model_info = self.model.info(self.options)

@@ -55,6 +55,7 @@ class SlowRunner:
     """Keeps the steps that it was given; tests wait for them on other threads."""
 
     holds_constrained = False
+    drafter = ""
 
     def __init__(self) -> None:
         self.model_info = inference_pb2.ModelInfo(name="slow")

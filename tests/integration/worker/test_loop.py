@@ -204,6 +204,7 @@ class Exploding:
     """A runner whose steps raise while `left` is above 0."""
 
     holds_constrained = False
+    drafter = ""
 
     def __init__(self, left: int) -> None:
         self._runner, self.left = fake_runner(), left

@@ -146,6 +146,7 @@ class Stages:
         for stage, groups in zip(self.stages, self.groups, strict=True):
             stage.join(groups)
         self.model_info, self.num_swap_blocks = runners[0].model_info, runners[0].num_swap_blocks
+        self.drafter = runners[-1].drafter
 
     @property
     def num_live_rows(self) -> int:
