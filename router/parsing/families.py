@@ -48,6 +48,8 @@ class ToolFormat:
     keeps_special_tokens: bool = True
     # None: arguments are not JSON, so where a call must come it is JSON_LIST's.
     markup: Markup | None = None
+    # For calls with auto alone, whose arguments are blocks of parameters (router.parsing.parameters).
+    parameters_markup: Markup | None = None
     # Another way to write calls, and the mark by which a template shows that its model does.
     other_markup: tuple[str, Markup] | None = None
     id_of: Callable[[str, int, int], str] = call_id
@@ -116,6 +118,16 @@ _HARMONY = Markup(
     not_in_text=("<|start|>", "<|channel|>", "<|end|>", "<|call|>", "<|return|>"),
 )
 
+_QWEN_CODER = Markup(
+    open=_TOOL_CALL + "\n<function=",
+    middle=">\n",
+    close="</function>\n</tool_call>",
+    separator="\n",
+    trigger=_TOOL_CALL,
+    # Its parser takes this for a call, too.
+    not_in_text=("<function=",),
+)
+
 # The format for calls that must come, in families without one that a grammar can make; as vLLM's for all.
 JSON_LIST = ToolFormat(
     name="json_list", read=json_list, keeps_special_tokens=False, markup=_list_markup("", arguments="parameters")
@@ -160,6 +172,8 @@ TOOL_FORMATS = {
         ToolFormat(name="granite4", read=_hermes, marks=(_TOOL_CALL,), markup=_HERMES),
         ToolFormat(name="phi4_mini_json", read=_phi, marks=("functools[",), markup=_list_markup("functools")),
         ToolFormat(name="openai", read=harmony, markup=_HARMONY),
-        ToolFormat(name="qwen3_coder", read=qwen_coder, marks=(_TOOL_CALL, "<function=")),
+        ToolFormat(
+            name="qwen3_coder", read=qwen_coder, marks=(_TOOL_CALL, "<function="), parameters_markup=_QWEN_CODER
+        ),
     )
 }

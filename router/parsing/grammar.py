@@ -15,6 +15,7 @@ from protos.inference_pb2 import (
 )
 from router.errors import InvalidConstraint
 from router.parsing.families import JSON_LIST, Markup, ToolFormat
+from router.parsing.parameters import InexactError, any_parameters, parameters
 from router.parsing.parser import tools_in_use
 from runtime.grammar.bounds import MAX_TEXT_BYTES
 
@@ -57,6 +58,8 @@ def tool_constraint(form: ToolFormat | None, chat: ChatPrompt, answer: Constrain
         tags = [_tag(markup, tools[index], follows_schema=True) for index in enforced]
         return _constraint(_around(markup, _calls(markup, tags, only_one=only_one)), markup.after)
     assert form is not None
+    if form.parameters_markup is not None and answer is None:
+        return _with_parameters(form, form.parameters_markup, chat, only_one=only_one)
     if form.markup is None:
         which, other = ("allowed", "allow all") if chat.allowed_tool_names else ("strict", "tools that are not strict")
         raise UnenforceableError(
@@ -80,6 +83,31 @@ def tool_constraint(form: ToolFormat | None, chat: ChatPrompt, answer: Constrain
         tags = [_around(markup, _calls(markup, tags, only_one=only_one))]
     return _constraint(
         {"type": "triggered_tags", "triggers": [markup.trigger], "tags": tags, "stop_after_first": only_one}
+    )
+
+
+def _with_parameters(form: ToolFormat, markup: Markup, chat: ChatPrompt, *, only_one: bool) -> Constraint:
+    """Raises UnenforceableError."""
+    tags: list[dict[str, object]] = []
+    for tool in tools_in_use(chat):
+        if not _is_allowed(chat, tool):
+            continue
+        try:
+            content = parameters(_schema(tool)) if tool.strict else any_parameters()
+        except InexactError as error:
+            raise UnenforceableError(
+                f"tool {tool.name} is strict, and {error} has no exact grammar in the format {form.name}; use "
+                "tool_choice required, or tools that are not strict"
+            ) from None
+        tags.append({"begin": markup.open + tool.name + markup.middle, "content": content, "end": markup.close})
+    return _constraint(
+        {
+            "type": "triggered_tags",
+            "triggers": [markup.trigger],
+            "tags": [{"type": "tag", **tag} for tag in tags],
+            "excludes": list(markup.not_in_text),
+            "stop_after_first": only_one,
+        }
     )
 
 

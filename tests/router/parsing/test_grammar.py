@@ -126,7 +126,71 @@ def test_auto_with_strict_tools_leaves_harmony_its_channels() -> None:
         assert not accepts(engine().matcher(canonical), text), text
 
 
-@pytest.mark.parametrize("name", sorted(TOOL_FORMATS.keys() - set(WITH_GRAMMAR)))
+BLOCKS = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "description": "a name"},
+        "days": {"type": "integer", "minimum": 1},
+        "unit": {"enum": ["celsius", "fahrenheit"]},
+        "hours": {"type": "array", "items": {"type": "integer"}},
+    },
+    "required": ["city", "days"],
+}
+
+
+def blocks(**values: str) -> str:
+    written = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<tool_call>\n<function=get_weather>\n{written}</function>\n</tool_call>"
+
+
+def test_auto_with_strict_tools_in_blocks_of_parameters() -> None:
+    chat = ChatPrompt(tools=[Tool(name="get_weather", parameters_json=json.dumps(BLOCKS), strict=True), TOOLS[1]])
+    constraint = tool_constraint(TOOL_FORMATS["qwen3_coder"], chat)
+    assert constraint is not None
+    canonical = engine().canonical(constraint)
+
+    def called(text: str) -> list[dict] | None:
+        if not accepts(engine().matcher(canonical), text):
+            return None
+        return [json.loads(arguments) for _, arguments in parse(text, "qwen3_coder", chat=chat).named]
+
+    whole = blocks(city="São\n\nPaulo ", days="3", unit="celsius", hours="[1, 2]")
+    arguments = {"city": "São\n\nPaulo ", "days": 3, "unit": "celsius", "hours": [1, 2]}
+    free = "<tool_call>\n<function=get_time>\n<parameter=any>\nthing\n</parameter>\n</function>\n</tool_call>"
+    assert called(f"I look.\n{whole}\n{free}") == [arguments, {"any": "thing"}]
+    assert called(blocks(city="", days="3")) == [{"city": "", "days": 3}]
+    assert called("It is < 3 degrees.") == []
+    for wrong in (
+        blocks(city="a"),
+        blocks(days="3", city="a"),
+        blocks(city="a", days="0"),
+        blocks(city="a", days="3", unit="kelvin"),
+        blocks(city="a", days="3", more="x"),
+        blocks(city="a<parameter=days>b", days="3"),
+        whole.removeprefix("<tool_call>\n"),
+        free.replace("get_time", "get_date"),
+    ):
+        assert called(wrong) is None, wrong
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"pattern": "^a"}, "the schema of 'city'"),
+        ({"type": ["string", "null"]}, "the schema of 'city'"),
+        ({"type": "array", "items": {"type": "string"}}, "the schema of 'city'"),
+        ({"type": "object", "properties": {}}, "the schema of 'city'"),
+        ({"enum": ["</parameter>"]}, "the schema of 'city'"),
+    ],
+)
+def test_a_schema_without_an_exact_block_is_refused_by_its_place(change: dict, named: str) -> None:
+    schema = {"type": "object", "properties": {"city": {"type": "string"} | change}}
+    chat = ChatPrompt(tools=[Tool(name="f", parameters_json=json.dumps(schema), strict=True)])
+    with pytest.raises(UnenforceableError, match=f"tool f is strict, and {named} has no exact grammar"):
+        tool_constraint(TOOL_FORMATS["qwen3_coder"], chat)
+
+
+@pytest.mark.parametrize("name", sorted(TOOL_FORMATS.keys() - set(WITH_GRAMMAR) - {"qwen3_coder"}))
 def test_auto_with_strict_tools_needs_json(name):
     with pytest.raises(UnenforceableError, match=f"format {name}; use tool_choice required"):
         tool_constraint(TOOL_FORMATS[name], ChatPrompt(tools=TOOLS))
