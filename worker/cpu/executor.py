@@ -3,7 +3,7 @@
 Legend: T tokens of the step, S tokens whose logits are wanted, E hidden size, V vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from operator import is_
 from typing import Protocol
 
@@ -14,7 +14,14 @@ from kernels.linear import Stream
 from kernels.native.library import Recording
 from kernels.sampling import TokenMasks
 from worker.layers.attention_plans import CpuAttentionPlans
-from worker.layers.forward_context import ExpertLoad, ForwardContext, Workspace, forward_context
+from worker.layers.forward_context import (
+    ExpertLoad,
+    ForwardContext,
+    KeptStates,
+    TargetStates,
+    Workspace,
+    forward_context,
+)
 from worker.layers.kv_cache import KVCache
 from worker.models.decoder import Decoder
 from worker.parallel.groups import Groups
@@ -91,7 +98,8 @@ class CpuModel(Protocol):
 class CpuExecutor:
     """The CpuModel of a decoder."""
 
-    def __init__(self, model: Decoder, groups: Groups | None = None) -> None:
+    def __init__(self, model: Decoder, groups: Groups | None = None, kept_layers: Collection[int] = ()) -> None:
+        """kept_layers: those before which the hidden states are kept, for `states`."""
         config, backend = model.config, model.backend
         self.model, self.backend, self.hidden_size = model, backend, config.hidden_size
         # Replaced in each epoch, once its ranks are connected.
@@ -100,6 +108,7 @@ class CpuExecutor:
         if config.experts is not None:
             self.expert_load = ExpertLoad(config.experts, backend.stage.layers(config.num_layers))
         self._workspace = Workspace(backend)
+        self._kept = KeptStates(kept_layers, backend) if kept_layers else None
         self._plans = CpuAttentionPlans(config, backend)
         # Not recordable: the calls of experts depend on their tokens, PyTorch computes the norms of latents and
         # projections, and ranks communicate within a step.
@@ -146,10 +155,17 @@ class CpuExecutor:
             hidden_TE = hidden_TE[batch.logit_indices]
         return self.model.head.masked_argmax(hidden_TE, masks())
 
+    def states(self, num_tokens: int) -> TargetStates:
+        """Returns the hidden states of the latest step, of num_tokens tokens, in memory that the next step reuses."""
+        kept = [] if self._kept is None else self._kept.of(num_tokens, self.hidden_size, self._workspace.take)
+        return TargetStates(last_TE=self._residual(num_tokens), kept=kept)
+
     def _run(
         self, replay: Replay, body: Callable[[InputBatch, KVCache], object], batch: InputBatch, kv_cache: KVCache
     ) -> None:
         self._workspace.reserve(batch.num_tokens)
+        if self._kept is not None:
+            self._kept.reserve(batch.max_tokens)
         memory = batch, kv_cache, self._workspace.memory
         replay.run(lambda: body(batch, kv_cache), batch.num_tokens, memory=memory)
 
@@ -165,6 +181,7 @@ class CpuExecutor:
             groups=self.groups,
             num_tokens_D=batch.num_tokens_D or (batch.num_tokens,),
             expert_load=self.expert_load,
+            kept_states=self._kept,
         )
         with forward_context(context):
             return model.forward(batch.token_ids_T)

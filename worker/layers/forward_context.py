@@ -1,9 +1,10 @@
-"""The state that all layers of one forward pass share: the workspace, the KV cache, attention plans, groups.
+"""The state that all layers of one forward pass share: the workspace, the KV cache, attention plans, groups; and the
+hidden states that are kept for drafting heads.
 
 A context is made once per step and entered with `with`, never nested; layers read it with `current()`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ import torch
 
 from kernels.attention.plan import AttentionPlan
 from kernels.backend import Backend
+from kernels.elementwise.embedding.torch_cpu import embedding
+from kernels.linear import Residual, Stream
 from worker.layers.kv_cache import KVCache
 from worker.model_config import AttentionSpan, ExpertsConfig
 from worker.parallel.groups import Group, Groups
@@ -91,6 +94,54 @@ class Workspace:
         return taken
 
 
+Take = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetStates:
+    """Hidden states of a step's tokens, float32. last_TE: after the last layer, before the last norm. kept: before each
+    of the layers that KeptStates names."""
+
+    last_TE: torch.Tensor
+    kept: Sequence[torch.Tensor] = ()
+
+
+class KeptStates:
+    """Copies the residual stream before each of `layers`; the number after the last layer's is that of the result."""
+
+    def __init__(self, layers: Collection[int], backend: Backend) -> None:
+        self.layers = tuple(sorted(set(layers)))
+        self._kernels, self._numbers = backend.native, torch.empty(0, dtype=torch.int64)
+
+    def reserve(self, max_tokens: int) -> None:
+        """Call it before a step of up to max_tokens tokens is computed or recorded."""
+        if len(self._numbers) < max_tokens:
+            self._numbers = torch.arange(max_tokens)
+
+    def keep(self, layer: int, x_TE: Stream, take: Take) -> None:
+        """Copies the stream, float32 [T, E], if `layer` is one of the layers. take: of the workspace."""
+        if layer not in self.layers:
+            return
+        if isinstance(x_TE, Residual):
+            kept_TE = take(_kept(layer), *x_TE.x_TE.shape, dtype=torch.float32)
+            if x_TE.is_pending:
+                torch.add(x_TE.x_TE, x_TE.delta_TE, out=kept_TE)
+            else:
+                kept_TE.copy_(x_TE.x_TE)
+            return
+        kept_TE = take(_kept(layer), *x_TE.shape, dtype=torch.float32)
+        # A gather of all rows in order: a call to a kernel, so that a recorded step copies, too.
+        embedding(self._numbers[: len(x_TE)], x_TE, self._kernels, out=kept_TE)
+
+    def of(self, num_tokens: int, hidden_size: int, take: Take) -> Sequence[torch.Tensor]:
+        """Returns what the latest step has kept: float32 [T, E] for each of the layers, in ascending order."""
+        return [take(_kept(layer), num_tokens, hidden_size, dtype=torch.float32) for layer in self.layers]
+
+
+def _kept(layer: int) -> str:
+    return f"before layer {layer}"
+
+
 Attend = Callable[[], torch.Tensor]
 
 
@@ -133,6 +184,13 @@ class ForwardContext:
     # Tokens of the step at each replica of groups.data.
     num_tokens_D: Sequence[int] = ()
     expert_load: ExpertLoad | None = None
+    # None: nobody needs the states before a layer.
+    kept_states: KeptStates | None = None
+
+    def keep_states(self, layer: int, x_TE: Stream) -> None:
+        """See KeptStates.keep."""
+        if self.kept_states is not None:
+            self.kept_states.keep(layer, x_TE, self.workspace.take)
 
     def count_experts(self, layer: int, experts: torch.Tensor) -> None:
         """See ExpertLoad.count."""

@@ -19,7 +19,8 @@ from worker.layers.rotary import Rotary
 from worker.model_config import ModelConfig
 from worker.weights.reader import Shape, WeightReader
 
-_EMBEDDING, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+# Tensors outside of layers, in all families.
+EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 
 class Layer(Protocol):
@@ -55,13 +56,20 @@ class Decoder(ABC):
         """Raises ValueError, before it reads any tensor, if the backend's ranks or stages do not divide the model."""
         layers = backend.stage.layers(config.num_layers)
         self.config, self.backend = config, backend
+        reader = self.adapted(config, reader)
         self._embed = (
-            Embedding(reader(_EMBEDDING), backend, scale=config.embedding_scale) if backend.stage.is_first else None
+            Embedding(reader(EMBEDDING), backend, scale=config.embedding_scale) if backend.stage.is_first else None
         )
         self.rotary = Rotary(config.ropes, config.rope_size, backend)
         self.query_temperature = QueryTemperature(config, backend)
+        self._first_layer = layers.start
         self._layers = [self.block(config, layer, reader, backend) for layer in layers]
         self._head = self._load_head(config, reader, backend) if backend.stage.is_last else None
+
+    @classmethod
+    def adapted(cls, config: ModelConfig, reader: WeightReader) -> WeightReader:
+        """Returns the reader that layers read from: one that converts tensors, where checkpoints differ."""
+        return reader
 
     @classmethod
     @abstractmethod
@@ -76,12 +84,17 @@ class Decoder(ABC):
     @classmethod
     def tensor_shapes(cls, config: ModelConfig) -> dict[str, Shape]:
         """Returns the shapes of a checkpoint's tensors, by their Hugging Face names."""
-        shapes: dict[str, Shape] = {_EMBEDDING: (config.vocab_size, config.hidden_size), _NORM: (config.hidden_size,)}
+        shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, config.hidden_size), NORM: (config.hidden_size,)}
         if not config.tie_word_embeddings:
-            shapes[_HEAD] = (config.vocab_size, config.hidden_size)
+            shapes[HEAD] = (config.vocab_size, config.hidden_size)
         for layer in range(config.num_layers):
             shapes |= cls.block_shapes(config, layer)
         return shapes
+
+    @property
+    def embedding(self) -> Embedding | None:
+        """None: another stage has it."""
+        return self._embed
 
     @property
     def head(self) -> OutputHead:
@@ -96,23 +109,26 @@ class Decoder(ABC):
 
     def forward(self, token_ids_T: torch.Tensor) -> Stream:
         """Returns the residual stream after this stage's last layer. Called within a ForwardContext."""
-        workspace = current().workspace
+        context = current()
+        workspace = context.workspace
         if self._embed is not None:
             x_TE = self._embed(token_ids_T, workspace)
         else:
             # The previous stage's result; the caller has put it there.
             x_TE = workspace.take("residual", len(token_ids_T), self.config.hidden_size, dtype=torch.float32)
-        for layer in self._layers:
+        for number, layer in enumerate(self._layers, self._first_layer):
+            context.keep_states(number, x_TE)
             layer.add_to_(x_TE)
+        context.keep_states(self._first_layer + len(self._layers), x_TE)
         return x_TE
 
     @staticmethod
     def _load_head(config: ModelConfig, reader: WeightReader, backend: Backend) -> OutputHead:
         linear = load_head(
             reader,
-            _EMBEDDING if config.tie_word_embeddings else _HEAD,
+            EMBEDDING if config.tie_word_embeddings else HEAD,
             backend=backend,
-            norm=_NORM,
+            norm=NORM,
             eps=config.rms_norm_eps,
             outputs=backend.shard.covering(config.vocab_size, "vocab_size") if backend.shard.size > 1 else None,
         )

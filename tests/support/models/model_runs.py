@@ -32,13 +32,14 @@ class ModelRun:
     block_size: int = 16
     num_blocks: int = 256
     groups: Groups = field(default_factory=Groups)
+    kept_layers: Sequence[int] = ()
     executor: CpuExecutor = field(init=False)
     _free: list[int] = field(init=False)
     # One for all steps, as in a runner: a recording made in one step is replayed in the next.
     _batch: InputBatch = field(init=False)
 
     def __post_init__(self) -> None:
-        self.executor = CpuExecutor(self.loaded.model, self.groups)
+        self.executor = CpuExecutor(self.loaded.model, self.groups, self.kept_layers)
         backend = replace(self.loaded.model.backend, kv_cache_dtype=self.dtype)
         self.kv_cache = KVCache(
             self.loaded.config, num_blocks=self.num_blocks, block_size=self.block_size, backend=backend

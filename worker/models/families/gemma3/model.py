@@ -22,8 +22,9 @@ _NORMS = (
 
 
 class Gemma3Model(Decoder):
-    def __init__(self, config: ModelConfig, reader: WeightReader, backend: Backend) -> None:
-        super().__init__(config, NormsPlusOne(reader) if config.norms_lack_one else reader, backend)
+    @classmethod
+    def adapted(cls, config: ModelConfig, reader: WeightReader) -> WeightReader:
+        return NormsPlusOne(reader) if config.norms_lack_one else reader
 
     @classmethod
     def block(cls, config: ModelConfig, layer: int, reader: WeightReader, backend: Backend) -> Block:
