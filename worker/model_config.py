@@ -219,6 +219,8 @@ class ModelConfig:
     experts: ExpertsConfig | None = None
     # None: the keys and values of each KV head are cached as they are.
     latent: LatentConfig | None = None
+    # Layers for multi-token prediction that the checkpoint holds after the model's own.
+    num_mtp_layers: int = 0
     # Name prefixes of tensors that a checkpoint may hold and the model does not use.
     left_out: tuple[str, ...] = ()
     bos_token_id: int | None = None

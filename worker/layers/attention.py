@@ -167,13 +167,15 @@ class Attention:
     def weight_bytes(self) -> int:
         return self._qkv.num_bytes + self._o.num_bytes
 
-    def add_to_(self, x_TE: Stream) -> None:
-        """Adds attention over the residual stream to the stream, in place, and writes the tokens' KV to the cache."""
+    def add_to_(self, x_TE: Stream, inputs_TI: torch.Tensor | None = None) -> None:
+        """Adds attention over the residual stream to the stream, in place, and writes the tokens' KV to the cache.
+        inputs_TI: what q, k and v are projected from instead, as it is; for layers without a norm."""
         if not len(x_TE):
             return
         context, num_tokens = current(), len(x_TE)
         cache, take = context.kv_cache.of_layer(self._layer), context.workspace.take
-        inputs = x_TE if self._has_norm else unnormed(x_TE, self._dtype)
+        assert inputs_TI is None or not self._has_norm
+        inputs = x_TE if self._has_norm else unnormed(x_TE, self._dtype) if inputs_TI is None else inputs_TI
         qkv_TF = self._qkv(inputs, out=take("qkv", num_tokens, self._qkv.num_outputs))
         for norm in self._projection_norms:
             norm.norm_(qkv_TF)

@@ -7,7 +7,7 @@ smaller), R ranks.
 import torch
 
 from kernels.backend import Backend
-from kernels.linear import PackedLinear, Residual, Stream
+from kernels.linear import PackedLinear, PackedWeight, Residual, Stream
 from kernels.sampling import TokenMasks
 from worker.parallel.groups import Group
 
@@ -23,6 +23,11 @@ class OutputHead:
     @property
     def num_bytes(self) -> int:
         return self._linear.num_bytes
+
+    @property
+    def packed(self) -> PackedWeight | None:
+        """This rank's weights without the norm; see PackedLinear.packed."""
+        return self._linear.packed
 
     def logits(self, hidden_SE: Stream, group: Group, out: torch.Tensor | None = None) -> torch.Tensor:
         """Returns [S, V], float32 or, on a GPU, the compute dtype. out: memory for the result, on a GPU."""

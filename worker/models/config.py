@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from worker.model_config import ModelConfig, RopeConfig, SamplingDefaults
@@ -21,7 +22,7 @@ def config_from_directory(path: Path) -> ModelConfig:
     raw = read_json(path / "config.json")
     generation = path / "generation_config.json"
     try:
-        return _from_config_json(raw, read_json(generation) if generation.is_file() else {})
+        return config_from_json(raw, read_json(generation) if generation.is_file() else {})
     except KeyError as error:
         raise ValueError(f"{path / 'config.json'}: {error.args[0]} is missing") from None
     except (TypeError, ValueError, ArithmeticError) as error:
@@ -62,7 +63,9 @@ def _layer_count(count: Any) -> int:
     return int(count)
 
 
-def _from_config_json(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
+def config_from_json(raw: Mapping[str, Any], generation: Mapping[str, Any] = MappingProxyType({})) -> ModelConfig:
+    """Reads the objects in config.json and generation_config.json. Raises KeyError for a missing number, ValueError for
+    what is not supported."""
     architecture = (raw.get("architectures") or ["(none named)"])[0]
     family = family_of(architecture)
     if family.hidden_act is not None and raw.get("hidden_act", family.hidden_act) != family.hidden_act:

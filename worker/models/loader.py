@@ -68,7 +68,7 @@ def load_model(
     if load_format not in ("auto", "dummy", file_format):
         raise WeightsError(f"load_format={load_format!r} does not fit {files.path}, which is {file_format}; use auto")
     progress(0.0)
-    checkpoint = _open(files, None if cache is None else cache.directory, dummy=load_format == "dummy")
+    checkpoint = open_checkpoint(files, None if cache is None else cache.directory, dummy=load_format == "dummy")
     config = checkpoint.config
     backend = cpu_backend(dtype, config.head_size) if make_backend is None else make_backend(config)
     resolved = resolve_quantization(quantization, checkpoint.made_for, backend)
@@ -119,7 +119,9 @@ def _with_cache(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Checkpoint:
+class Checkpoint:
+    """The files of a model, opened."""
+
     config: ModelConfig
     tensors: TensorSource
     digest: str
@@ -129,13 +131,13 @@ class _Checkpoint:
     made_for: Quantization = "none"
 
 
-def _open(files: ModelFiles, remember: Path | None, *, dummy: bool) -> _Checkpoint:
+def open_checkpoint(files: ModelFiles, remember: Path | None, *, dummy: bool) -> Checkpoint:
     """Opens a model's files. remember: a directory for digests of files, as in files_digest."""
     if files.is_gguf:
         source = GGUFSource(files.path)
         if not dummy:
             digest = files_digest(source.files, remember)
-            return _Checkpoint(config=source.config, tensors=source, digest=digest, files=source.files)
+            return Checkpoint(config=source.config, tensors=source, digest=digest, files=source.files)
         config, stored = source.config, StoredQuantization()
     else:
         config, stored = _read_config(files.path)
@@ -144,9 +146,9 @@ def _open(files: ModelFiles, remember: Path | None, *, dummy: bool) -> _Checkpoi
     if dummy:
         digest = hashlib.sha256(f"dummy {config}".encode()).hexdigest()
         tensors = DummySource(files.path, shapes)
-        return _Checkpoint(config=config, tensors=tensors, digest=digest, made_for=stored.made_for)
+        return Checkpoint(config=config, tensors=tensors, digest=digest, made_for=stored.made_for)
     stored_files = family.open_files(files.path)
-    return _Checkpoint(
+    return Checkpoint(
         config=config,
         tensors=SafetensorsSource(stored_files, stored, shapes),
         digest=files_digest([files.path / "config.json", *stored_files.files], remember),

@@ -38,6 +38,7 @@ def deepseek_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
         "num_kv_heads": int(raw["num_attention_heads"]),
         "layer_windows": (0,) * num_layers,
         "experts": _experts(raw["architectures"][0], raw, num_layers),
+        "num_mtp_layers": len(extra),
         "left_out": tuple(f"model.layers.{layer}." for layer in extra),
     }
 

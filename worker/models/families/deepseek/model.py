@@ -1,7 +1,7 @@
 """DeepSeek-V2 (arXiv 2405.04434) and V3 (arXiv 2412.19437): multi-head latent attention, and mixtures of many small
 experts with a shared one that computes every token.
 
-V3's layers for multi-token prediction are left out.
+V3's layers for multi-token prediction are left out; worker/models/heads/mtp.py computes them.
 """
 
 from kernels.backend import Backend
