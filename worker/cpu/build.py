@@ -13,12 +13,15 @@ from kernels.cpu_backend import cpu_backend
 from runtime.model_files import resolve_model
 from worker.cpu.draft_build import load_draft_model
 from worker.cpu.executor import CpuExecutor
+from worker.cpu.head_build import load_cpu_head
 from worker.cpu.runner import Runner
 from worker.layers.forward_context import ExpertLoad
 from worker.layers.kv_cache import KVCache
 from worker.model_config import ModelConfig
 from worker.models.drafting.draft_files import find_draft_model
+from worker.models.drafting.drafter import Drafter
 from worker.models.grammars import find_grammars
+from worker.models.heads.source import find_head
 from worker.models.info import (
     cpu_kernels,
     log_ready,
@@ -54,7 +57,9 @@ def build_cpu_runner(
     experts = experts_of(options, rank, replica)
     # Checked by all ranks, before they read weights; loaded by the one that sends results.
     draft_source = find_draft_model(options, files, lambda config, dtype: cpu_backend(dtype, config.head_size))
-    drafts_here = draft_source is not None and shard.is_first and stage.is_last
+    last_stage = replace(stage, index=stage.size - 1)
+    head_source = find_head(options, files, last_stage)
+    drafts_here = shard.is_first and stage.is_last
 
     def make_backend(config: ModelConfig) -> Backend:
         check_experts(options, config)
@@ -75,6 +80,7 @@ def build_cpu_runner(
         time.monotonic() - start, loaded.model.weight_bytes / 2**30, loaded.quantization, backend.name,
     )  # fmt: skip
     draft = load_draft_model(options, draft_source) if draft_source is not None and drafts_here else None
+    head = load_cpu_head(options, head_source, loaded) if head_source is not None and drafts_here else None
     if backend.native is not None:
         # The C++ kernels have started their own threads by now. torch's threads would take the cores from them: they
         # spin for milliseconds after each op that they take part in.
@@ -82,13 +88,14 @@ def build_cpu_runner(
         if cores:
             backend.native.bind_threads(cores)
     grammars = find_grammars(options, files, loaded.config, cores)
+    loaded_drafter = draft or head
     num_blocks = resolve_num_blocks(
         options,
         loaded.config,
         backend.kv_cache_dtype,
         shard,
         stage,
-        None if draft is None else draft.blocks,
+        None if loaded_drafter is None else loaded_drafter.blocks,
     )
     info = model_info(
         options,
@@ -101,10 +108,17 @@ def build_cpu_runner(
     )
     # One more block than can be allocated: block 0 is the null block.
     kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=options.block_size, backend=backend)
-    num_swap_blocks = resolve_num_swap_blocks(options, loaded.config, backend.kv_cache_dtype, shard, stage)
+    num_swap_blocks = resolve_num_swap_blocks(
+        options, loaded.config, backend.kv_cache_dtype, shard, stage, 0 if head is None else head.blocks.block_bytes
+    )
     rows = make_rows(options, loaded, info, grammars if stage.is_last else None)
     others = without_others(axes_of(options), rank, replica)
-    executor = CpuExecutor(loaded.model)
+    executor = CpuExecutor(loaded.model, kept_layers=() if head is None else head.source.config.kept_layers)
+    drafter: Drafter | None = None
+    if draft is not None:
+        drafter = draft.drafter(rows)
+    elif head is not None:
+        drafter = head.drafter(executor, rows)
     runner = Runner(
         executor,
         kv_cache,
@@ -113,7 +127,7 @@ def build_cpu_runner(
         num_swap_blocks=num_swap_blocks,
         without_others=others,
         max_steps_in_flight=options.max_steps_in_flight,
-        drafter=None if draft is None else draft.drafter(rows),
+        drafter=drafter,
     )
     runner.warm_up()
     if executor.expert_load is not None:

@@ -54,11 +54,11 @@ class CpuHead:
             return self.head.forward(hidden_TE, batch.token_ids_T)
 
     @torch.inference_mode()
-    def likeliest(self, hidden_SE: torch.Tensor) -> torch.Tensor:
-        """Returns the likeliest tokens after rows of `forward`'s result, int64 [S]."""
+    def likeliest(self, hidden_SE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See Head.likeliest."""
         return self.head.likeliest(hidden_SE)
 
     @torch.inference_mode()
     def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
-        """Returns their logits of all tokens, float32; see Head.logits."""
+        """See Head.logits."""
         return self.head.logits(hidden_SE)

@@ -3,7 +3,7 @@ in-process.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -30,11 +30,12 @@ from worker.step.warm_up import warm_up_plans
 class SwapSpace:
     """Host blocks for swapped KV, numbered from 0; each spans all layers of the KV cache. Free blocks hold garbage."""
 
-    def __init__(self, kv_cache: KVCache, num_blocks: int) -> None:
-        """Reserves address space; most systems commit a page of memory only when it is first written."""
-        self._kv_cache = kv_cache
+    def __init__(self, kv_cache: KVCache, num_blocks: int, more_layers: Sequence[torch.Tensor] = ()) -> None:
+        """Reserves address space; most systems commit a page of memory only when it is first written. more_layers: have
+        the cache's block numbers and are swapped with it."""
+        self._kv_cache, self._layers = kv_cache, [*kv_cache.layers, *more_layers]
         self.num_blocks = num_blocks
-        self._layers = [torch.empty((num_blocks, *layer.shape[1:]), dtype=layer.dtype) for layer in kv_cache.layers]
+        self._hosts = [torch.empty((num_blocks, *layer.shape[1:]), dtype=layer.dtype) for layer in self._layers]
 
     def apply(self, plan: step_pb2.StepPlan) -> None:
         """Copies a plan's blocks out to the host, then others in. Raises PlanError before it copies anything."""
@@ -43,7 +44,7 @@ class SwapSpace:
             return
         sources_out, targets_out = torch.from_numpy(swaps.out_blocks), torch.from_numpy(swaps.out_host_blocks)
         sources_in, targets_in = torch.from_numpy(swaps.in_host_blocks), torch.from_numpy(swaps.in_blocks)
-        for layer, host in zip(self._kv_cache.layers, self._layers, strict=True):
+        for layer, host in zip(self._layers, self._hosts, strict=True):
             block_copy(layer, host, sources_out, targets_out)
             block_copy(host, layer, sources_in, targets_in)
 
@@ -77,7 +78,9 @@ class Runner:
         """without_others: stands in for this rank's groups until it joins some; None: there are no other ranks.
         max_steps_in_flight: steps that may be under way across all stages. drafter: only where results are sent."""
         self._model, self._kv_cache, self._rows = model, kv_cache, rows
-        self._swap_space = SwapSpace(kv_cache, num_swap_blocks)
+        more_layers = () if drafter is None else drafter.swapped_layers
+        self._layers = [*kv_cache.layers, *more_layers]
+        self._swap_space = SwapSpace(kv_cache, num_swap_blocks, more_layers)
         self._batch = InputBatch(
             max_tokens=rows.max_num_batched_tokens, max_rows=rows.max_num_seqs, max_blocks=rows.block_ids_RB.shape[1]
         )
@@ -170,9 +173,12 @@ class Runner:
         after_sample, timing = time.perf_counter(), result.timing
         timing.forward = after_forward - before_forward
         timing.sample = after_sample - after_forward
-        if self._drafter is not None and plan.drafting_rows:
-            self._draft(self._drafter, plan, result)
-            timing.draft = time.perf_counter() - after_sample
+        if self._drafter is not None:
+            self._drafter.note_step(self._batch, batch_rows.rows_S)
+            if plan.drafting_rows:
+                before_drafts = time.perf_counter()
+                self._draft(self._drafter, plan, result)
+                timing.draft = time.perf_counter() - before_drafts
         timing.total = time.perf_counter() - arrival
         return result
 
@@ -302,5 +308,5 @@ class Runner:
     def _scrub(self, blocks: np.ndarray) -> None:
         """Zeros blocks that may hold NaN: attention gives masked entries weight 0, and 0 * NaN is NaN."""
         if len(blocks):
-            for layer in self._kv_cache.layers:
+            for layer in self._layers:
                 layer[torch.from_numpy(blocks)] = 0

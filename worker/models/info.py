@@ -161,15 +161,21 @@ def resolve_num_blocks(
 
 
 def resolve_num_swap_blocks(
-    options: Options, config: ModelConfig, dtype: torch.dtype, shard: Shard = WHOLE, stage: Stage = ALL_LAYERS
+    options: Options,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    shard: Shard = WHOLE,
+    stage: Stage = ALL_LAYERS,
+    more_bytes: int = 0,
 ) -> int:
     """Returns the number of host blocks for swapped KV: as many as swap_space holds, or 0 unless preemption_mode=swap.
+    more_bytes: what is swapped with each block beside the model's KV.
 
     Raises PermanentError, naming the option, if there is room for none.
     """
     if options.preemption_mode != "swap":
         return 0
-    size = KVCache.block_bytes(config, options.block_size, dtype, shard, stage)
+    size = KVCache.block_bytes(config, options.block_size, dtype, shard, stage) + more_bytes
     num_blocks = int(options.swap_space * 2**30) // size
     if not num_blocks:
         raise PermanentError(

@@ -105,6 +105,14 @@ class DraftModel:
         if self._failed:
             self._failed.difference_update(self._rows.changes.freed_sequences)
 
+    def note_step(self, batch: InputBatch, rows_S: np.ndarray) -> None:
+        """Does nothing: the rows say which tokens are new."""
+
+    @property
+    def swapped_layers(self) -> Sequence[torch.Tensor]:
+        """None: the draft model computes tokens again."""
+        return ()
+
     def drop_blocks(self, blocks: np.ndarray) -> None:
         self._progress.drop_blocks(blocks)
 

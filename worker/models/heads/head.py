@@ -57,10 +57,11 @@ class Head(ABC):
     def _compute_into_(self, x_TE: torch.Tensor, hidden_TE: torch.Tensor, embeddings: torch.Tensor) -> None:
         """Fills x_TE with what the layers make of the states and the embeddings."""
 
-    def likeliest(self, hidden_SE: torch.Tensor) -> torch.Tensor:
-        """Returns the likeliest tokens after rows of `forward`'s result, int64 [S]."""
-        ids_S, _ = self._output.argmax(hidden_SE)
-        return ids_S if self._target_ids_V is None else self._target_ids_V[ids_S]
+    def likeliest(self, hidden_SE: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the likeliest tokens after rows of `forward`'s result, int64 [S], and their logits, float32 [S]: not
+        finite if the row's are not."""
+        ids_S, largest_S = self._output.argmax(hidden_SE)
+        return ids_S if self._target_ids_V is None else self._target_ids_V[ids_S], largest_S
 
     def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
         """Returns logits of all the target's tokens after rows of `forward`'s result, float32; -inf for those that the
