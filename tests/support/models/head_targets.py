@@ -47,11 +47,19 @@ class Target:
         return weight.detach()
 
 
-def target_of(model: PreTrainedModel, path: Path, extra: Tensors | None = None) -> Target:
-    """extra: tensors that the checkpoint holds beside the model's."""
+Change = Callable[[str, torch.Tensor], None]
+
+
+def as_they_are(name: str, tensor: torch.Tensor) -> None:
+    """Leaves random weights as they are."""
+
+
+def target_of(model: PreTrainedModel, path: Path, extra: Tensors | None = None, change: Change = as_they_are) -> Target:
+    """extra: tensors that the checkpoint holds beside the model's. change: changes the model's, in place."""
     torch.manual_seed(0)
     for name, parameter in model.named_parameters():
         parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.2)
+        change(name, parameter.data)
     model.eval().save_pretrained(path)
     if extra is not None:
         file = path / "model.safetensors"
@@ -59,13 +67,13 @@ def target_of(model: PreTrainedModel, path: Path, extra: Tensors | None = None) 
     return Target(path, model, load_model(resolve_model(str(path)), dtype=torch.float32))
 
 
-def llama(path: Path, *, tied: bool = False) -> Target:
+def llama(path: Path, *, tied: bool = False, change: Change = as_they_are) -> Target:
     config = LlamaConfig(
         vocab_size=heads.VOCAB, hidden_size=heads.HIDDEN, intermediate_size=heads.FFN, num_hidden_layers=NUM_LAYERS,
         num_attention_heads=heads.HEADS, num_key_value_heads=heads.KV_HEADS, max_position_embeddings=256,
         tie_word_embeddings=tied,
     )  # fmt: skip
-    return target_of(LlamaForCausalLM(config), path)
+    return target_of(LlamaForCausalLM(config), path, change=change)
 
 
 DEEPSEEK: dict[str, Any] = {
@@ -77,8 +85,9 @@ DEEPSEEK: dict[str, Any] = {
 }  # fmt: skip
 
 
-def deepseek(path: Path, drop: Sequence[str] = ()) -> Target:
-    """Its layer for multi-token prediction has the shapes of its last layer, and what the paper adds."""
+def deepseek(path: Path, drop: Sequence[str] = (), change: Change = as_they_are) -> Target:
+    """Its layer for multi-token prediction has the shapes of its last layer, and what the paper adds. drop: tensors of
+    that layer that the checkpoint does not hold."""
     model = DeepseekV3ForCausalLM(DeepseekV3Config(**DEEPSEEK))
     last, prefix = f"model.layers.{LAST_LAYER}", f"model.layers.{LAST_LAYER + 1}"
     shapes = {
@@ -99,7 +108,9 @@ def deepseek(path: Path, drop: Sequence[str] = ()) -> Target:
     extra = heads.random_tensors(shapes)
     for name in drop:
         del extra[f"{prefix}.{name}"]
-    return target_of(model, path, extra)
+    for name, tensor in extra.items():
+        change(name, tensor)
+    return target_of(model, path, extra, change)
 
 
 def stored_experts(shapes: dict[str, tuple[int, ...]], prefix: str) -> dict[str, tuple[int, ...]]:
@@ -197,9 +208,9 @@ def eagle3(target: Target, directory: Path, *, first: str = "midlayer", norm_bef
     )
 
 
-def mtp(directory: Path, drop: Sequence[str] = ()) -> Known:
-    """drop: tensors of the layer that its checkpoint does not hold."""
-    target = deepseek(directory, drop)
+def mtp(directory: Path, drop: Sequence[str] = (), change: Change = as_they_are) -> Known:
+    """drop, change: see deepseek."""
+    target = deepseek(directory, drop, change)
     prefix, tensors = f"model.layers.{LAST_LAYER + 1}", load_file(directory / "model.safetensors")
     head_weight = tensors.get(f"{prefix}.shared_head.head.weight", target.head_weight)
     norm_E = tensors[f"{prefix}.shared_head.norm.weight"]
