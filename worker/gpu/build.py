@@ -34,6 +34,7 @@ from worker.models.drafting.draft_files import DraftSource, find_draft_model
 from worker.models.drafting.draft_model import DraftModel
 from worker.models.drafting.loading import LoadedDraft, load_draft
 from worker.models.grammars import find_grammars
+from worker.models.heads.source import refuse_heads
 from worker.models.info import gpu_kernels, log_ready, make_rows, model_dtype, model_info, resolve_max_model_len
 from worker.models.loader import LoadedModel, config_of, load_model
 from worker.models.registry import model_class
@@ -98,6 +99,7 @@ def build_gpu_runner(
     the option to lower."""
     start = time.monotonic()
     files = resolve_model(options.model)
+    refuse_heads(options)
     make_draft_backend = partial(_make_draft_backend, options, device)
     # Checked by all ranks, before they read weights; loaded by the one that sends results.
     draft_source = find_draft_model(options, files, make_draft_backend)

@@ -1,7 +1,9 @@
 """Drafting heads in the worker, on tiny models: outputs are those without drafts, and each proposal is the one that a
 plain reference makes for the whole sequence, so no KV is stale or misplaced."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -9,6 +11,8 @@ import pytest
 import torch
 
 from configs.options import Options
+from kernels import cpu_backend
+from protos import step_pb2
 from protos.inference_pb2 import SamplingParams
 from scheduler.core.messages import StepCosts
 from scheduler.settings import core_settings
@@ -16,6 +20,12 @@ from tests.support.models import heads
 from tests.support.models.head_targets import Known, eagle, eagle3, llama, mtp
 from tests.support.scheduler.generate import Asked, Generated, generate
 from worker.cpu.build import build_cpu_runner
+from worker.cpu.threaded_runner import ThreadedRunner
+from worker.errors import PermanentError
+from worker.parallel.axes import axes_of
+from worker.parallel.group_init import connect_ranks
+from worker.parallel.groups import Groups
+from worker.step.runner import PendingResult, StepRunner
 
 FREE = StepCosts(num_tokens=(1, 64), seconds=(1.0, 1.0), draft_seconds=(0.0, 0.0))
 LONG = [(7 * i) % 97 for i in range(60)]
@@ -27,6 +37,12 @@ REQUESTS = [
     Asked([50] * 9, SamplingParams(temperature=1.5, seed=8, max_tokens=25, ignore_eos=True), output=[3, 4, 5]),
     Asked([9, 8], SamplingParams(temperature=0.0, logprobs=1, max_tokens=20, ignore_eos=True)),
 ]
+PENALIZED = Asked(
+    [4] * 5, SamplingParams(temperature=0.9, seed=8, repetition_penalty=1.3, max_tokens=20, ignore_eos=True)
+)
+# Its embedding is not finite.
+POISON = heads.VOCAB - 1
+POISONED = Asked([8, POISON, 9] * 6, SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True))
 NUM_DRAFTS = 4
 # Which requests are greedy.
 GREEDY = (1, 3, 5)
@@ -52,7 +68,7 @@ def expected_of(known_of: Callable[[str], Known]) -> Callable[[str], Generated]:
     return cache(lambda method: run(known_of(method), drafts=False))
 
 
-def run(known: Known, *, drafts: bool, lose_at: int = 0, **changes: object) -> Generated:
+def options_of(known: Known, *, drafts: bool, **changes: object) -> Options:
     fields: dict[str, object] = {
         "model": str(known.target.path), "dtype": "float32", "block_size": 8, "num_blocks_override": 120,
         "max_num_seqs": 8, "max_num_batched_tokens": 64, "worker_threads": 1, "max_model_len": 128,
@@ -61,13 +77,22 @@ def run(known: Known, *, drafts: bool, lose_at: int = 0, **changes: object) -> G
         fields["speculative_config"] = {
             "method": known.method, "model": str(known.directory or ""), "num_speculative_tokens": NUM_DRAFTS,
         }  # fmt: skip
-    options = Options(**(fields | changes))  # type: ignore[arg-type]
+    return Options(**(fields | changes))  # type: ignore[arg-type]
+
+
+def run(known: Known, *, drafts: bool, lose_at: int = 0, more: Sequence[Asked] = (), **changes: object) -> Generated:
+    """more: requests beside REQUESTS."""
+    options = options_of(known, drafts=drafts, **changes)
     runner = build_cpu_runner(options)
     assert runner.drafter.startswith(known.method if drafts else "")
+    return generate_by(runner, options, lose_at=lose_at, more=more)
+
+
+def generate_by(runner: StepRunner, options: Options, *, lose_at: int = 0, more: Sequence[Asked] = ()) -> Generated:
     settings = core_settings(
         options, runner.model_info, runner.num_swap_blocks, holds_constrained=False, drafter=runner.drafter
     )
-    return generate(runner, settings, REQUESTS, lose_at=lose_at, costs=FREE)
+    return generate(runner, settings, [*REQUESTS, *more], lose_at=lose_at, costs=FREE)
 
 
 # Embeddings of the rigged models have numbers here, and a constant in front of them.
@@ -184,3 +209,124 @@ def check_proposals(known: Known, expected: Generated, made: Generated) -> None:
         assert (logits.amax(1) - chosen < 1e-3).all(), (key, position, drafts, logits.argmax(1))
         num_checked += len(drafts)
     assert num_checked > 100
+
+
+def test_rows_that_fail_spoil_no_others(tmp_path: Path) -> None:
+    """Their blocks are used again, for the head, too: there are few."""
+
+    def poison(name: str, tensor: torch.Tensor) -> None:
+        if name == "model.embed_tokens.weight":
+            tensor[POISON] = torch.nan
+
+    known = eagle3(llama(tmp_path / "target", change=poison), tmp_path / "head")
+    more = [POISONED, PENALIZED]
+    expected = run(known, drafts=False, more=more)
+    made = run(known, drafts=True, more=more, **SMALL)
+    assert made.texts == expected.texts
+    assert any(message for _, _, message in made.texts)
+    check_proposals(known, expected, made)
+
+
+def test_a_head_whose_numbers_are_not_finite_drafts_nothing(
+    known_of: Callable[[str], Known], expected_of: Callable[[str], Generated], tmp_path: Path
+) -> None:
+    tensors = heads.eagle_tensors()
+    tensors["fc.weight"][3, 5] = torch.nan
+    broken = replace(known_of("eagle"), directory=heads.write_head(tmp_path, heads.EAGLE_CONFIG, tensors))
+    made = run(broken, drafts=True)
+    assert made.texts == expected_of("eagle").texts
+    assert not made.proposed
+
+
+class RanksResult:
+    """A worker.step.runner.PendingResult: the result of the rank that sends it."""
+
+    def __init__(self, results: Sequence[PendingResult], told: int) -> None:
+        self._results, self._told = results, told
+
+    @property
+    def is_done(self) -> bool:
+        return all(each.is_done for each in self._results)
+
+    def result(self) -> step_pb2.StepResult:
+        return [each.result() for each in self._results][self._told]
+
+    def call_when_done(self, callback: Callable[[], None]) -> None:
+        raise NotImplementedError
+
+
+class Ranks:
+    """A worker.step.runner.StepRunner: all ranks of a replica, connected, as threads of this process."""
+
+    holds_constrained = False
+
+    def __init__(self, options: Options, directory: Path) -> None:
+        axes = axes_of(options)
+        runners = [build_cpu_runner(options, rank=rank) for rank in range(axes.world_size)]
+        self._ranks = [ThreadedRunner(each, max_steps_in_flight=options.max_steps_in_flight) for each in runners]
+        # Where results are sent.
+        self._told = axes.world_size - options.tensor_parallel_size
+        self.model_info, self.num_swap_blocks = runners[0].model_info, runners[0].num_swap_blocks
+        self.drafters = [each.drafter for each in runners]
+
+        def groups(rank: int) -> Groups:
+            address = f"file:{directory / 'rendezvous'}"
+            return connect_ranks(address, axes, rank, call_timeout=60, while_waiting=lambda: None)
+
+        with ThreadPoolExecutor(axes.world_size) as threads:
+            for rank, each in zip(self._ranks, threads.map(groups, range(axes.world_size)), strict=True):
+                rank.join(each)
+
+    @property
+    def drafter(self) -> str:
+        return self.drafters[self._told]
+
+    @property
+    def num_live_rows(self) -> int:
+        return self._ranks[self._told].num_live_rows
+
+    def begin(self, plan: step_pb2.StepPlan) -> PendingResult:
+        return RanksResult([rank.begin(plan) for rank in self._ranks], self._told)
+
+    def reset(self) -> None:
+        for rank in self._ranks:
+            rank.reset()
+
+    def join(self, groups: Groups | None, while_waiting: Callable[[], None] = lambda: None) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("eagle", {"tensor_parallel_size": 2}),
+        ("eagle", {"pipeline_parallel_size": 2}),
+        ("mtp", {"pipeline_parallel_size": 2}),
+        ("eagle3", {"tensor_parallel_size": 2}),
+    ],
+    ids=str,
+)
+def test_the_rank_that_samples_has_the_whole_head(
+    known_of: Callable[[str], Known], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, changes: dict
+) -> None:
+    """The C++ kernels of one process serve only one rank, so PyTorch computes."""
+    monkeypatch.setattr(cpu_backend, "native_kernels", lambda: None)
+    known = known_of(method)
+    options = options_of(known, drafts=True, **changes)
+    ranks = Ranks(options, tmp_path)
+    assert len([each for each in ranks.drafters if each]) == 1
+    made = generate_by(ranks, options)
+    without = options_of(known, drafts=False, **changes)
+    (tmp_path / "without").mkdir()
+    expected = generate_by(Ranks(without, tmp_path / "without"), without)
+    assert made.texts == expected.texts
+    check_proposals(known, expected, made)
+
+
+def test_states_of_another_stage_are_refused_before_weights_are_read(known_of: Callable[[str], Known]) -> None:
+    known = known_of("eagle3")
+    options = options_of(known, drafts=True, pipeline_parallel_size=2)
+    message = "speculative_config: .*pipeline_parallel_size=2 leaves those before 0, 2 to another stage"
+    for rank in range(2):
+        with pytest.raises(PermanentError, match=message):
+            build_cpu_runner(options, lambda fraction: pytest.fail("weights are read"), rank=rank)

@@ -37,6 +37,15 @@ class HeadSource:
         return load_head(self.files, self.config, target, dtype=self.dtype, quantization=self.quantization)
 
 
+def refuse_heads(options: Options) -> None:
+    """On a GPU: raises PermanentError if the options ask for a head."""
+    asked = options.speculative_config
+    if asked is not None and asked.method in HEAD_METHODS:
+        raise PermanentError(
+            f"speculative_config: method={asked.method} drafts on CPUs only; on a GPU use ngram, suffix or auto"
+        )
+
+
 def find_head(options: Options, files: ModelFiles, last_stage: Stage) -> HeadSource | None:
     """Returns the head of speculative_config; None: it has none. files: the served model's. Raises PermanentError,
     naming the option or the file, if the head can't draft."""
