@@ -136,7 +136,7 @@ class HeadDrafter:
             token_ids_D = drawn(self._rows, rows_D, drafts, logits_DV, self._head.backend.native)
             token_ids_D[broken_D] = -1
         if broken_D.any():
-            self._zero(rows_D[broken_D])
+            self._clean(rows_D[broken_D])
         return token_ids_D
 
     def _fill_chain(self, rows_D: np.ndarray, drafts: Drafts, spares: dict[int, int]) -> None:
@@ -163,15 +163,16 @@ class HeadDrafter:
             logit_indices=np.arange(len(rows_D)),
         )
 
-    def _zero(self, rows_D: np.ndarray) -> None:
-        """Zeroes the head's KV of rows for which it computes numbers that are not finite: attention gives masked
-        entries weight 0, and 0 * NaN is NaN. They get no drafts in this step."""
+    def _clean(self, rows_D: np.ndarray) -> None:
+        """Zeroes the head's blocks of rows for which it computes numbers that are not finite, where they hold some:
+        attention gives masked entries weight 0, and 0 * NaN is NaN. Other blocks may be shared with rows that are well.
+        These rows get no drafts in this step."""
         rows = self._rows
         own = [rows.block_ids_RB[row, : rows.num_blocks_R[row]] for row in rows_D.tolist()]
-        blocks = torch.from_numpy(np.concatenate(own).astype(np.int64))
+        spare = np.arange(self._first_spare, self._kv_cache.num_blocks)
+        blocks = torch.from_numpy(np.concatenate((*own, spare)).astype(np.int64))
         for layer in self._kv_cache.layers:
-            layer[blocks] = 0
-            layer[self._first_spare :] = 0
+            layer[blocks[~layer[blocks].float().isfinite().flatten(1).all(dim=1)]] = 0
         self._place_R[rows_D] = _NOT_FOLLOWED
 
 

@@ -196,6 +196,7 @@ def test_outputs_and_proposals(
 
 
 def check_proposals(known: Known, expected: Generated, made: Generated) -> None:
+    """Checks the drafts of greedy requests."""
     sequences = {(group, 0): [*REQUESTS[group - 1].prompt, *expected.tokens[group, 0]] for group in GREEDY}
     inputs = {key: known.inputs(known.target.states(sequence)) for key, sequence in sequences.items()}
     num_checked = 0
@@ -221,10 +222,15 @@ def test_rows_that_fail_spoil_no_others(tmp_path: Path) -> None:
     known = eagle3(llama(tmp_path / "target", change=poison), tmp_path / "head")
     more = [POISONED, PENALIZED]
     expected = run(known, drafts=False, more=more)
-    made = run(known, drafts=True, more=more, **SMALL)
+    options = options_of(known, drafts=True, **SMALL)
+    runner = build_cpu_runner(options)
+    made = generate_by(runner, options, more=more)
     assert made.texts == expected.texts
     assert any(message for _, _, message in made.texts)
     check_proposals(known, expected, made)
+    runner.reset()
+    assert runner._drafter is not None
+    assert all(layer.isfinite().all() for layer in runner._drafter.swapped_layers)
 
 
 def test_a_head_whose_numbers_are_not_finite_drafts_nothing(
