@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 from kernels.backend import Backend
-from kernels.sampling import greedy
 from worker.layers.kv_cache import KVCache
 from worker.models.drafting.drafter import Drafts
+from worker.models.drafting.draws import drawn
 from worker.models.drafting.progress import DraftProgress
 from worker.step.batch import InputBatch
 from worker.step.rows import Rows
@@ -235,7 +235,7 @@ class DraftModel:
 
     def _draw(self, going: list[_Row], rows_D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the draft of each row, -1 if no token is left, and which rows' logits are not finite."""
-        sampling, kernels = self._rows.sampling, self._model.backend.native
+        kernels = self._model.backend.native
         hidden_TE = self._model.forward(self._batch, self._kv_cache)
         own_DV = self._model.logits(hidden_TE[self._batch.logit_indices]).numpy()
         broken_D = np.array(~np.isfinite(own_DV).all(axis=1))
@@ -244,17 +244,9 @@ class DraftModel:
             logits_DV = np.full((len(going), self._rows.vocab_size), -np.inf, np.float32)
             both = min(own_DV.shape[1], self._rows.vocab_size)
             logits_DV[:, :both] = own_DV[:, :both]
-        for index in np.flatnonzero(sampling.adjusts_R[rows_D] & ~broken_D).tolist():
-            sampling.adjust_behind(going[index].row, going[index].drafts, logits_DV[index])
-        token_ids_D, largest_D = greedy(logits_DV)
-        token_ids_D = np.where(np.isfinite(largest_D), token_ids_D, -1)
-        filters = sampling.filters
-        drawing = np.flatnonzero((filters.temperature_R[rows_D] > 0) & ~broken_D & (token_ids_D >= 0))
-        if len(drawing):
-            rows_W = rows_D[drawing]
-            positions_W = self._rows.output_positions(rows_W) + [len(going[index].drafts) for index in drawing.tolist()]
-            uniform_W = filters.uniforms(rows_W, positions_W)
-            token_ids_D[drawing] = filters.draw(logits_DV, drawing, rows_W, uniform_W, kernels)
+        logits_DV[broken_D] = 0.0
+        token_ids_D = drawn(self._rows, rows_D, [each.drafts for each in going], logits_DV, kernels)
+        token_ids_D[broken_D] = -1
         return token_ids_D, broken_D
 
     def _give_up(self, each: _Row) -> None:
