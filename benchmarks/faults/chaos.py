@@ -89,7 +89,7 @@ class Report:
     resubmissions_by_routers: int
     preemptions: int
     inexact: int
-    # Of the disturbed streams, as their usages tell.
+    # Speculation of the disturbed streams, as their usages tell it.
     draft_tokens: int
     accepted_draft_tokens: int
 
