@@ -11,8 +11,9 @@ from scheduler.core.messages import Plan, StepCosts
 _BINS_A_DOUBLING = 4
 # A bin counts from this many steps on; it begins with their median, as the first steps of a process are slow.
 _LEAST_STEPS = 3
-# Weight of a step's time in the average of its bin, and how far from the average a time may be to count in full.
-_WEIGHT, _MOST_FACTOR = 0.1, 2.0
+# Weight of a step's time in the average of its bin and in the pace of all steps, and how far from the average a time
+# may be to count in full. A slow time moves the pace, and the average hardly.
+_WEIGHT, _PACE_WEIGHT, _MOST_FACTOR = 0.02, 0.3, 2.0
 # The core is told when a bin has changed by this share, or a new one counts.
 _LEAST_CHANGE = 0.1
 
@@ -24,22 +25,29 @@ class _Bin:
     # Those of the first steps, until there are enough.
     first: list[float] | None = None
 
-    def note(self, num_tokens: int, seconds: float) -> None:
+    def note(self, num_tokens: int, seconds: float) -> float:
+        """Takes a time. Returns how many times the average it is, within bounds; 1 before there is one."""
         if self.seconds:
-            bounded = min(max(seconds, self.seconds / _MOST_FACTOR), self.seconds * _MOST_FACTOR)
-            self.seconds += _WEIGHT * (bounded - self.seconds)
+            factor = min(max(seconds / self.seconds, 1 / _MOST_FACTOR), _MOST_FACTOR)
+            self.seconds *= factor**_WEIGHT
             self.num_tokens += _WEIGHT * (num_tokens - self.num_tokens)
-            return
+            return factor
         self.first = [*(self.first or ()), seconds]
         self.num_tokens = float(num_tokens)
         if len(self.first) >= _LEAST_STEPS:
             self.seconds, self.first = sorted(self.first)[len(self.first) // 2], None
+        return 1.0
 
 
 class StepCostMeter:
+    """Costs of steps at one pace. Where other programs slow all steps down for a while, they stay as they are: steps of
+    different sizes come at different times, and a slow minute would count as the price of the sizes seen in it."""
+
     def __init__(self) -> None:
         self._steps: dict[int, _Bin] = {}
         self._drafts: dict[int, _Bin] = {}
+        # How many times the averages steps take lately.
+        self._pace = 1.0
         # The seconds of each bin when the core was told last.
         self._told: dict[int, float] = {}
         self._told_drafts: dict[int, float] = {}
@@ -50,11 +58,12 @@ class StepCostMeter:
         num_tokens, wanted = plan.num_tokens, plan.wanted_drafts
         if num_tokens < 1 or not 0 <= drafting < seconds:
             return
-        self._steps.setdefault(_bin_of(num_tokens), _Bin()).note(num_tokens, seconds - drafting)
+        factor = self._steps.setdefault(_bin_of(num_tokens), _Bin()).note(num_tokens, (seconds - drafting) / self._pace)
         if wanted and drafting and has_drafts:
             # The drafter proposes one draft of all rows after the other.
             a_draft = drafting / max(count for _, count in wanted)
-            self._drafts.setdefault(_bin_of(len(wanted)), _Bin()).note(len(wanted), a_draft)
+            self._drafts.setdefault(_bin_of(len(wanted)), _Bin()).note(len(wanted), a_draft / self._pace)
+        self._pace *= factor**_PACE_WEIGHT
 
     def take(self) -> StepCosts | None:
         """The costs, if they have changed by much since the last call that returned some."""

@@ -22,14 +22,30 @@ def test_costs_are_told_once_there_are_some_and_when_they_change() -> None:
     assert (costs.num_tokens, costs.seconds, costs.draft_seconds) == ((1, 4), (1.1, 1.1), ())
     meter.note(plan(4), 1.1)
     assert meter.take() is None
-    for _ in range(20):
-        meter.note(plan(4), 1.5)
-    changed = meter.take()
-    assert changed is not None
-    assert 1.3 < changed.seconds[1] < 1.5
     # One step that takes long for another reason hardly counts.
     meter.note(plan(4), 100.0)
     assert meter.take() is None
+
+
+def test_a_slow_hour_changes_no_cost_but_dearer_tokens_do() -> None:
+    meter = StepCostMeter()
+    for _ in range(20):
+        meter.note(plan(4), 1.0)
+        meter.note(plan(8), 1.2)
+    costs = meter.take()
+    assert costs is not None
+    assert costs.seconds == pytest.approx((1.0, 1.0, 1.2))
+    # Only steps of 4 tokens fall into the slow time, as when drafts do not pay.
+    for _ in range(100):
+        meter.note(plan(4), 3.0)
+    slow = meter.take() or costs
+    assert slow.seconds[2] / slow.seconds[1] == pytest.approx(1.2, rel=0.2)
+    for _ in range(100):
+        meter.note(plan(4), 3.0)
+        meter.note(plan(8), 6.0)
+    dearer = meter.take()
+    assert dearer is not None
+    assert dearer.seconds[2] / dearer.seconds[1] == pytest.approx(2.0, rel=0.1)
 
 
 def test_the_time_of_drafting_is_not_that_of_the_step() -> None:
