@@ -289,8 +289,9 @@ def summary(report: Report) -> str:
         f"{len(report.breaches)} outputs are not what was asked for",
         f"{report.resumes_by_clients} resumes by clients, {report.resubmissions_by_routers} resubmissions by routers, "
         f"{report.num_moved} migrations, {report.preemptions} preemptions, {report.inexact} inexact",
-        f"{report.accepted_draft_tokens} of {report.draft_tokens} draft tokens accepted",
     ]
+    if report.draft_tokens:
+        lines.append(f"{report.accepted_draft_tokens} of {report.draft_tokens} draft tokens accepted")
     lines += [f"{kill.names}: no stream had begun; give more --tokens" for kill in report.kills if not kill.num_begun]
     lines += [f"  {difference}{_before(difference, report.kills)}" for difference in report.differences]
     lines += [f"  {breach}" for breach in report.breaches]
