@@ -102,7 +102,7 @@ class Bench:
         start, cpu = time.perf_counter(), time.process_time()
         while late := [row for row, count in group.num_tokens.items() if count < goal[row]]:
             self._decode(group, late)
-        # What has been begun for the next step belongs to this one.
+        # Masks begun for the next step count in this one.
         for each in self._rows.sampling.constrained.values():
             each.error  # noqa: B018
         end = time.perf_counter(), time.process_time()

@@ -51,7 +51,7 @@ class Bench:
         self._run(concurrency, min(_WARM_UP_TOKENS, self._output_len), lambda count: None)
         before = _copy(self._engine.times)
         start = time.perf_counter()
-        # What a step samples with drafts does not follow from its plan.
+        # With drafts, a plan does not say how many tokens its step samples.
         steps = None if self._speculates else StepRecorder(self._max_num_seqs)
         num_drafts, num_accepted = self._engine.num_draft_tokens
         traces = self._run(concurrency, self._output_len, on_tokens, steps)

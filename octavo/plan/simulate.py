@@ -110,7 +110,7 @@ class Replica:
 
 
 def _step_costs(settings: CoreSettings, cost: CostModel) -> StepCosts:
-    """What steps of decodes cost by their tokens, without reading KV, which the drafts of a row share. Drafting costs
+    """Costs of decoding steps by their tokens. Reading KV is left out: the drafts of a row share it. Drafting costs
     nothing."""
     most = settings.max_num_batched_tokens
     num_tokens = [*itertools.takewhile(lambda number: number < most, (2**power for power in range(32))), most]

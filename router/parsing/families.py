@@ -31,8 +31,8 @@ class Markup:
     after: str = ""
     # What an answer begins with, at the same place as calls.
     answer: str = ""
-    # What texts before calls or an answer begin with, what ends each, and marks that they do not have; none: any text
-    # may come.
+    # Texts before calls or an answer: how they begin, how each ends, and the marks that none may contain. Empty: any
+    # text may come.
     preambles: tuple[str, ...] = ()
     preamble_end: str = ""
     not_in_text: tuple[str, ...] = ()

@@ -35,12 +35,12 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCosts:
-    """What steps have cost lately, in seconds, by their tokens; linear in between. It decides how many drafts pay."""
+    """The seconds that steps have taken lately, by their tokens; linear in between. They decide how many drafts pay."""
 
     # Increasing; the first is 1.
     num_tokens: tuple[int, ...]
     seconds: tuple[float, ...]
-    # What the workers' drafter takes for one more draft of n rows, by the same numbers. Empty: they have none.
+    # The seconds of one more draft of n rows by the workers' drafter, for n as above. Empty: they have none.
     draft_seconds: tuple[float, ...] = ()
 
 

@@ -70,7 +70,10 @@ class Speculator:
         indices = (~decodes.without_steps(slice(0, len(decodes)))).nonzero()[0]
         if not len(indices):
             return
-        _, num_proposed, rates = drafting.best(*decodes.rows_of(indices))
+        rows, generations = decodes.rows_of(indices)
+        if not drafting.propose_any(rows):
+            return
+        _, num_proposed, rates = drafting.best(rows, generations)
         # One token is on its way, and a step samples one more than it accepts.
         most = np.maximum(np.minimum(num_proposed, decodes.num_missing(indices) - 2), 0)
         budget = self._state.settings.max_num_batched_tokens - len(decodes)
@@ -87,7 +90,10 @@ class Speculator:
         """
         drafting, decodes = self._drafting, self._state.decodes
         indices = np.arange(selection.stop) if isinstance(selection, slice) else selection
-        token_ids, num_proposed, rates = drafting.best(*decodes.rows_of(indices))
+        rows, generations = decodes.rows_of(indices)
+        if not drafting.propose_any(rows):
+            return selection
+        token_ids, num_proposed, rates = drafting.best(rows, generations)
         # A step also samples the token after the last accepted draft.
         most = np.minimum(num_proposed, decodes.num_missing(indices) - 1)
         # A sequence in a step in flight can't get any.

@@ -57,7 +57,7 @@ class CostModel(Protocol):
         ...
 
 
-# What rows sample where no draft is right, and what their drafter proposes.
+# The token that rows sample where no draft is right, and the one that their drafter proposes.
 _SAMPLED, _DRAFT = 0, 1
 
 

@@ -117,6 +117,8 @@ class Drafting:
     def _compare(self, drafter: int, rows_L: np.ndarray, token_ids: np.ndarray, counts_L: np.ndarray | None) -> None:
         """Compares what was proposed for the next tokens with them."""
         num_L = self._num_proposed_DR[drafter, rows_L]
+        if not num_L.any():
+            return
         if counts_L is None:
             tries_L = np.minimum(num_L, 1)
             hits_L = tries_L * (self._proposed_DRK[drafter, rows_L, 0] == token_ids)
@@ -148,6 +150,10 @@ class Drafting:
             self._recent.add(scope, token_ids)
 
     # --- Drafts
+
+    def propose_any(self, rows_L: np.ndarray) -> bool:
+        """True if a drafter proposes something for one of these rows."""
+        return bool(self._num_proposed_DR[:, rows_L].any())
 
     def best(self, rows_L: np.ndarray, generations_L: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """For each row the proposals of the drafter that is right most often: tokens [L, K], how many of them, and the
@@ -186,8 +192,10 @@ class Drafting:
         for which it is better than the other drafters, or none. most_L: upper bounds."""
         counts_L = np.zeros(len(rows_L), np.int64)
         rates_L = self.rates.of(self.workers, rows_L, np.zeros(len(rows_L), np.int64))
-        others_L = np.delete(self._rates(rows_L), self.workers, axis=0).max(axis=0, initial=-1.0)
-        wanted_L = (rates_L > others_L) & (most_L > 0)
+        wanted_L = most_L > 0
+        if self._lookups:
+            # The workers' drafter is the last one.
+            wanted_L &= rates_L > self._rates(rows_L)[: self.workers].max(axis=0)
         num_wanted = int(wanted_L.sum())
         if num_wanted:
             values = np.multiply.accumulate(np.repeat(rates_L[wanted_L][:, None], self.num_drafts, axis=1), axis=1)

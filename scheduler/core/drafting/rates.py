@@ -10,7 +10,7 @@ import numpy as np
 _ROW_DECAY, _KIND_DECAY = 0.97, 0.999
 # The rate of a kind counts in a row's rate as so many proposals.
 _WEIGHT_OF_KIND = 4.0
-# What is assumed of a kind at first: so many proposals, and this share of them right.
+# A kind begins as if it had made so many proposals, and this share of them had been right.
 _FIRST_TRIES, _FIRST_RATE = 8.0, 0.4
 # No draft is certain: a text that repeats itself may end at any token.
 MOST_RATE = 0.98
