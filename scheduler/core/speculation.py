@@ -17,9 +17,6 @@ _LEAST_WORTH_WAITING = 1.5
 _POSITIONS_BETWEEN_PROBES = 64
 # A drafter that catches up costs a probe all tokens since the last one. So only one sequence of so many is probed.
 _SEQUENCES_BETWEEN_PROBES = 16
-# It catches up with a sequence once its output has at least one token for so many before: it may end any time, and long
-# prompts with short outputs are not worth it.
-_MOST_TOKENS_BEFORE = 7
 
 
 class Speculator:
@@ -71,6 +68,7 @@ class Speculator:
         if not len(indices):
             return
         rows, generations = decodes.rows_of(indices)
+        # Drafters that rest propose nothing.
         if not drafting.propose_any(rows):
             return
         _, num_proposed, rates = drafting.best(rows, generations)
@@ -90,6 +88,9 @@ class Speculator:
         """
         drafting, decodes = self._drafting, self._state.decodes
         indices = np.arange(selection.stop) if isinstance(selection, slice) else selection
+        num_tokens = len(indices) + sum(count for _, count in draft.chunks)
+        if drafting.rest(len(indices), num_tokens):
+            return selection
         rows, generations = decodes.rows_of(indices)
         if not drafting.propose_any(rows):
             return selection
@@ -98,7 +99,6 @@ class Speculator:
         most = np.minimum(num_proposed, decodes.num_missing(indices) - 1)
         # A sequence in a step in flight can't get any.
         most[~decodes.without_steps(indices)] = 0
-        num_tokens = len(indices) + sum(count for _, count in draft.chunks)
         counts = drafting.choose(rates, most, num_rows=len(indices), num_tokens=num_tokens, budget=budget)
         if not counts.any():
             return selection
@@ -153,31 +153,30 @@ class Speculator:
     def ask(self, plan: Plan, awaited: StepInFlight) -> None:
         """Asks the workers' drafter for drafts of rows that sample in this plan: as many as should pay in the next."""
         drafting, rows = self._drafting, awaited.rows
-        if drafting.workers < 0 or not len(rows):
+        if drafting.workers < 0 or drafting.rests or not len(rows):
             return
-        most = drafting.bounds(rows, awaited.generations)
-        if self._catches_up:
-            most = np.where(self._are_worth_catching_up(awaited), most, 0)
-        counts = drafting.choose_wanted(rows.astype(np.int64), most)
+        most, rows = drafting.bounds(rows, awaited.generations), rows.astype(np.int64)
+        coming = self._coming(awaited) if self._catches_up else None
+        counts = drafting.choose_wanted(rows, most, awaited.positions, coming)
         is_probe = (counts == 0) & (awaited.positions % _POSITIONS_BETWEEN_PROBES == 0)
-        if self._catches_up and is_probe.any():
-            is_probe &= (awaited.generations % _SEQUENCES_BETWEEN_PROBES == 0) & drafting.could_pay(len(rows))
+        if coming is not None and is_probe.any():
+            is_probe &= awaited.generations % _SEQUENCES_BETWEEN_PROBES == 0
+            is_probe &= drafting.could_repay(rows, awaited.positions, coming)
         counts = np.minimum(np.where(is_probe, 1, counts), most)
         wanted = counts > 0
         if wanted.any():
             plan.wanted_drafts = list(zip(rows[wanted].tolist(), counts[wanted].tolist(), strict=True))
+            drafting.ask_for(rows[wanted], awaited.positions[wanted])
             # The drafts follow the tokens of this step: no other may go before them.
             decodes = self._state.decodes
             decodes.wait_all(decodes.locate(rows[wanted], awaited.generations[wanted])[1])
 
-    def _are_worth_catching_up(self, awaited: StepInFlight) -> np.ndarray:
-        """A mask of the rows whose outputs are long enough, for their prompts, that drafts should repay what the
-        drafter computes before the first one."""
-        decodes, are = self._state.decodes, np.zeros(len(awaited.rows), np.bool_)
+    def _coming(self, awaited: StepInFlight) -> np.ndarray:
+        """The tokens that each row should still get: as many as it has got, as it may end any time."""
+        decodes, coming = self._state.decodes, np.zeros(len(awaited.rows), np.int64)
         here, indices = decodes.locate(awaited.rows, awaited.generations)
-        num_outputs = decodes.output_positions(indices)
-        are[here] = num_outputs * _MOST_TOKENS_BEFORE >= awaited.positions[here] - num_outputs
-        return are
+        coming[here] = np.minimum(decodes.output_positions(indices), decodes.num_missing(indices))
+        return coming
 
 
 def _expected(rates: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -6,12 +6,16 @@ all rows' drafts the likeliest are taken first, until another one takes more of 
 
 import numpy as np
 
+from scheduler.core.drafting.rates import MOST_RATE
 from scheduler.core.messages import StepCosts
 
 # Before anything is measured, each token after the first adds this much of the first one's time.
 _FIRST_SHARE = 0.1
 # Drafts must gain at least this much over none: estimates err.
-_LEAST_GAIN = 1.03
+LEAST_GAIN = 1.03
+# Tokens of a step that hardly costs more than the sum of its tokens.
+_LONG_STEP = 512
+_MOST_KNOWN = 1024
 
 
 class CostTable:
@@ -19,6 +23,9 @@ class CostTable:
 
     def __init__(self) -> None:
         self.costs: StepCosts | None = None
+        self._seconds = np.zeros(0)
+        # By rows and tokens of a step.
+        self._could_pay: dict[tuple[int, int], bool] = {}
 
     def seconds(self, first: int, count: int) -> np.ndarray:
         """float64 [count]: seconds of steps with `first` tokens, first + 1, and so on."""
@@ -32,11 +39,28 @@ class CostTable:
             return float(self.seconds(max(1, num_rows), 1)[0]) / 8
         return float(np.interp(num_rows, costs.num_tokens[: len(costs.draft_seconds)], costs.draft_seconds))
 
+    def catch_up_seconds(self) -> float:
+        """Seconds in which the workers' drafter computes one more token of a text that it lacks."""
+        first, *_, last = self._table(_LONG_STEP + 1)[1 : _LONG_STEP + 1]
+        return float(last - first) / (_LONG_STEP - 1) * self.draft_seconds(1) / float(first)
+
+    def could_pay(self, num_rows: int, num_tokens: int, most: int) -> bool:
+        """True if drafts would pay in a step of so many rows and tokens, if nearly all were right. most: upper bound of
+        a row's drafts."""
+        known = self._could_pay.get((num_rows, num_tokens))
+        if known is None:
+            values = np.repeat(MOST_RATE ** np.arange(1, most + 1), num_rows)
+            gains = (num_rows + np.append(0.0, values.cumsum())) / self.seconds(num_tokens, len(values) + 1)
+            known = bool(gains.max() >= LEAST_GAIN * gains[0])
+            if len(self._could_pay) >= _MOST_KNOWN:
+                self._could_pay.clear()
+            self._could_pay[num_rows, num_tokens] = known
+        return known
+
     def set(self, costs: StepCosts | None) -> None:
         self.costs = costs
         self._seconds = np.zeros(0)
-
-    _seconds = np.zeros(0)
+        self._could_pay.clear()
 
     def _table(self, size: int) -> np.ndarray:
         if len(self._seconds) < size:
@@ -74,13 +98,14 @@ def choose_counts(
     tokens = num_rows + np.append(0.0, sorted_values.cumsum())
     gains = tokens / costs.seconds(num_tokens, len(tokens))
     best = int(gains.argmax())
-    if not best or gains[best] < _LEAST_GAIN * gains[0]:
+    if not best or gains[best] < LEAST_GAIN * gains[0]:
         return np.zeros(len(rates_L), np.int64)
     return np.count_nonzero(values_LK >= sorted_values[best - 1], axis=1)
 
 
-def choose_depth(values_K: np.ndarray, num_rows: int, num_drafting: int, costs: CostTable) -> int:
-    """The number of drafts that the workers' drafter should make for each of num_drafting of num_rows rows.
+def choose_depth(values_K: np.ndarray, num_rows: int, num_drafting: int, costs: CostTable) -> tuple[int, float]:
+    """The number of drafts that the workers' drafter should make for each of num_drafting of num_rows rows, and the
+    seconds that each of these rows then saves a token.
 
     values_K: what the i-th draft of all these rows adds to the expected tokens of a step.
     """
@@ -89,4 +114,7 @@ def choose_depth(values_K: np.ndarray, num_rows: int, num_drafting: int, costs: 
     seconds = costs.seconds(num_rows, len(values_K) * num_drafting + 1)[depths * num_drafting]
     gains = tokens / (seconds + depths * costs.draft_seconds(num_drafting))
     best = int(gains.argmax())
-    return best if gains[best] >= _LEAST_GAIN * gains[0] else 0
+    if not best or gains[best] < LEAST_GAIN * gains[0]:
+        return 0, 0.0
+    # In the time of a step without drafts, all rows get a token.
+    return best, float(1 / gains[0] - 1 / gains[best]) * num_rows / num_drafting

@@ -5,6 +5,7 @@ All of it follows from the tokens of the rows, the drafts of the workers' drafte
 
 import numpy as np
 
+from scheduler.core.drafting.backlog import Backlog
 from scheduler.core.drafting.choice import CostTable, choose_counts, choose_depth
 from scheduler.core.drafting.lookup import Lookup
 from scheduler.core.drafting.outputs import MOST_SCOPES, RecentOutputs, Scope
@@ -56,11 +57,34 @@ class Drafting:
         self._most_R = np.zeros(num_rows, np.int64)
         # Lane of the recent outputs of its scope; -1: none.
         self._recent_R = np.full(num_rows, -1, np.int64)
+        # Tokens before this position of a row's text are known to the workers' drafter, if it drafts for the row.
+        self._drafted_R = np.zeros(num_rows, np.int64)
+        self._rests, self._backlog = False, Backlog()
 
     # --- Tokens
 
+    @property
+    def rests(self) -> bool:
+        return self._rests
+
+    def rest(self, num_rows: int, num_tokens: int) -> bool:
+        """Returns True if the drafters rest in a step of so many rows and tokens: no draft could pay in it. They take
+        tokens later then, many at once, and propose nothing."""
+        rests = not self.costs.could_pay(num_rows, num_tokens, self.num_drafts)
+        if rests and not self._rests:
+            self._num_proposed_DR[:] = 0
+        elif self._rests and not rests:
+            rows_L = self._take_backlog()
+            if len(rows_L) and self._lookups:
+                self._propose(rows_L)
+        self._rests = rests
+        return rests
+
     def unknown(self, rows_L: np.ndarray, generations_L: np.ndarray) -> np.ndarray:
-        """Indices of the rows whose tokens are not known here: `begin` must tell them, with all tokens so far."""
+        """Indices of the rows whose tokens are not known here: `begin` must tell them, with all tokens so far. None
+        while the drafters rest."""
+        if self._rests:
+            return np.zeros(0, np.int64)
         return (self._generation_R[rows_L] != generations_L).nonzero()[0]
 
     def begin(self, row: int, generation: int, token_ids: np.ndarray, *, max_drafts: int | None, scope: Scope) -> None:
@@ -70,6 +94,7 @@ class Drafting:
         self.rates.begin(row)
         self._num_proposed_DR[:, row] = 0
         self._level_DR[:, row] = -1
+        self._drafted_R[row] = 0
         if not self._most_R[row] or not self._lookups:
             return
         if self._recent is not None:
@@ -84,20 +109,42 @@ class Drafting:
     ) -> None:
         """Takes the tokens (int32) that rows got in a step: counts_L[i] each, None: one. Ignores rows that are not
         known."""
+        if self._rests:
+            if self._lookups:
+                self._backlog.add(rows_L, generations_L, token_ids, counts_L)
+                if self._backlog.is_full:
+                    self._take_backlog()
+            return
+        rows_L, token_ids, counts_L = self._known(rows_L, generations_L, token_ids, counts_L)
+        if not len(rows_L):
+            return
+        for drafter in range(len(self._names)):
+            self._compare(drafter, rows_L, token_ids, counts_L)
+        if self._lookups:
+            self._append(rows_L, token_ids, counts_L)
+            self._propose(rows_L)
+
+    def _known(
+        self, rows_L: np.ndarray, generations_L: np.ndarray, token_ids: np.ndarray, counts_L: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Without the rows that are not known or get no drafts."""
         takes_L = (self._generation_R[rows_L] == generations_L) & (self._most_R[rows_L] > 0)
         if not takes_L.all():
             token_ids = token_ids[takes_L if counts_L is None else takes_L.repeat(counts_L)]
             rows_L, counts_L = rows_L[takes_L], None if counts_L is None else counts_L[takes_L]
-        if not len(rows_L):
-            return
-        rows_L = rows_L.astype(np.int64)
-        for drafter in range(len(self._names)):
-            self._compare(drafter, rows_L, token_ids, counts_L)
-        if self._lookups:
-            lanes_T, positions_T = self._texts.append(rows_L, token_ids, counts_L)
-            for lookup in self._lookups.values():
-                lookup.add(lanes_T, positions_T)
-            self._propose(rows_L)
+        return rows_L.astype(np.int64), token_ids, counts_L
+
+    def _append(self, rows_L: np.ndarray, token_ids: np.ndarray, counts_L: np.ndarray | None) -> None:
+        lanes_T, positions_T = self._texts.append(rows_L, token_ids, counts_L)
+        for lookup in self._lookups.values():
+            lookup.add(lanes_T, positions_T)
+
+    def _take_backlog(self) -> np.ndarray:
+        """Takes the tokens that came while the drafters rested. Returns the rows that got some."""
+        rows_L, token_ids, counts_L = self._known(*self._backlog.take())
+        if len(rows_L):
+            self._append(rows_L, token_ids, counts_L)
+        return rows_L
 
     def _propose(self, rows_L: np.ndarray) -> None:
         for drafter, lookup in enumerate(self._lookups.values()):
@@ -139,6 +186,8 @@ class Drafting:
 
     def take_workers(self, row: int, token_ids: tuple[int, ...]) -> None:
         """Takes what the workers' drafter proposes after the tokens known so far. Call it after `extend`."""
+        if self._rests:
+            return
         count = min(len(token_ids), int(self._most_R[row]))
         self._proposed_DRK[self.workers, row, :count] = token_ids[:count]
         self._num_proposed_DR[self.workers, row] = count
@@ -182,14 +231,31 @@ class Drafting:
         """The most drafts of each row that its request allows; 0 for rows that are not known."""
         return np.where(self._generation_R[rows_L] == generations_L, self._most_R[rows_L], 0)
 
-    def could_pay(self, num_rows: int) -> bool:
-        """True if the workers' drafts would pay in a step of so many rows, if nearly all were right."""
+    def could_repay(self, rows_L: np.ndarray, positions_L: np.ndarray, coming_L: np.ndarray) -> np.ndarray:
+        """Mask of the rows for which it would pay that the workers' drafter catches up, if nearly all of its drafts
+        were right. Arguments: see `choose_wanted`."""
+        num_rows = len(rows_L)
         values_K = num_rows * MOST_RATE ** np.arange(1, self.num_drafts + 1)
-        return choose_depth(values_K, num_rows, num_rows, self.costs) > 0
+        depth, saved = choose_depth(values_K, num_rows, num_rows, self.costs)
+        return self._repays(rows_L, positions_L, coming_L, saved) if depth else np.zeros(num_rows, np.bool_)
 
-    def choose_wanted(self, rows_L: np.ndarray, most_L: np.ndarray) -> np.ndarray:
+    def _repays(
+        self, rows_L: np.ndarray, positions_L: np.ndarray, coming_L: np.ndarray, saved: float | np.ndarray
+    ) -> np.ndarray:
+        """Mask of the rows where `saved` seconds a token exceed those in which the drafter computes what it lacks."""
+        # What the last step gave it takes in with its first draft.
+        lacking_L = np.maximum(positions_L - self._drafted_R[rows_L] - self.num_drafts - 1, 0)
+        return lacking_L * self.costs.catch_up_seconds() <= saved * coming_L
+
+    def choose_wanted(
+        self, rows_L: np.ndarray, most_L: np.ndarray, positions_L: np.ndarray, coming_L: np.ndarray | None
+    ) -> np.ndarray:
         """int64 [L]: the number of drafts that the workers' drafter should propose for each row: as many for all rows
-        for which it is better than the other drafters, or none. most_L: upper bounds."""
+        for which it is better than the other drafters, or none.
+
+        most_L: upper bounds. positions_L: those of the tokens before the drafts. coming_L: the tokens that each row
+        should still get, None if the drafter never has to catch up: what that costs must be saved by then.
+        """
         counts_L = np.zeros(len(rows_L), np.int64)
         rates_L = self.rates.of(self.workers, rows_L, np.zeros(len(rows_L), np.int64))
         wanted_L = most_L > 0
@@ -199,8 +265,14 @@ class Drafting:
         num_wanted = int(wanted_L.sum())
         if num_wanted:
             values = np.multiply.accumulate(np.repeat(rates_L[wanted_L][:, None], self.num_drafts, axis=1), axis=1)
-            counts_L[wanted_L] = choose_depth(values.sum(axis=0), len(rows_L), num_wanted, self.costs)
+            counts_L[wanted_L], saved = choose_depth(values.sum(axis=0), len(rows_L), num_wanted, self.costs)
+            if saved and coming_L is not None:
+                counts_L[~self._repays(rows_L, positions_L, coming_L, saved)] = 0
         return np.minimum(counts_L, most_L)
+
+    def ask_for(self, rows_L: np.ndarray, positions_L: np.ndarray) -> None:
+        """Notes that the workers' drafter is asked for drafts after these positions."""
+        self._drafted_R[rows_L] = positions_L
 
     # --- Snapshots
 
@@ -212,6 +284,8 @@ class Drafting:
         self._generation_R[:] = 0
         self._num_proposed_DR[:] = 0
         self._level_DR[:] = -1
+        self._rests = False
+        self._backlog.clear()
         self.rates.forget_rows()
         hits, tries = self.rates.save()
         return self.costs.costs, hits, tries, [] if self._recent is None else self._recent.save()

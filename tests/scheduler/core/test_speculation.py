@@ -149,13 +149,53 @@ def wanted_of(driver: CoreDriver, num_steps: int) -> list[dict[int, int]]:
 
 @pytest.mark.parametrize("catches_up", [False, True])
 def test_a_drafter_that_catches_up_is_asked_once_the_output_is_worth_it(catches_up: bool) -> None:
+    # Drafts cost nothing, and each of the 19 tokens of the prompt takes the drafter a tenth of a step.
+    costs = StepCosts(num_tokens=(1, 20, 512), seconds=(1.0, 1.0, 1023.0), draft_seconds=(0.05,) * 3)
     speculation = Speculation(num_speculative_tokens=4, workers_draft=True, workers_catch_up=catches_up)
-    driver = driver_of(speculation=speculation)
+    driver = driver_of(costs, speculation)
     submit(driver, 1)
-    asked = wanted_of(driver, 8)
-    # The prompt has 19 tokens.
+    asked = wanted_of(driver, 50)
     first = next(index for index, each in enumerate(asked) if each)
-    assert first == (3 if catches_up else 1)
+    assert (first > 6) == catches_up
+    # Once it has caught up, it is asked in every step.
+    assert all(asked[first + 1 :])
+
+
+def test_a_drafter_that_catches_up_is_not_asked_where_little_is_saved() -> None:
+    speculation = Speculation(num_speculative_tokens=4, workers_draft=True, workers_catch_up=True)
+    for seconds, is_asked in ((1023.0, True), (9199.0, False)):
+        costs = StepCosts(num_tokens=(1, 20, 512), seconds=(1.0, 1.0, seconds), draft_seconds=(0.05,) * 3)
+        driver = driver_of(costs, speculation)
+        submit(driver, 1)
+        assert any(wanted_of(driver, 50)) == is_asked
+
+
+@pytest.mark.parametrize("drafters", [("ngram",), ("suffix",)])
+@pytest.mark.parametrize("num_steps", [5, 45])
+def test_drafters_that_have_rested_know_the_tokens_that_came_meanwhile(
+    drafters: tuple[str, ...], num_steps: int
+) -> None:
+    """Steps are dear while another sequence ends and a new one takes its row."""
+    driver = driver_of(speculation=Speculation(num_speculative_tokens=4, drafters=drafters), max_num_seqs=2)
+    expected = {group: submit(driver, group, max_tokens=tokens) for group, tokens in ((1, 120), (2, 6))}
+    for _ in range(3):
+        driver.step()
+    driver.core.set_costs(DEAR)
+    expected[3] = submit(driver, 3, max_tokens=90)
+    before = driver.core.stats.num_drafts
+    for _ in range(num_steps):
+        driver.step()
+    assert driver.core.stats.num_drafts == before
+    driver.core.set_costs(FREE)
+    rows = set[int]()
+    for _ in range(8):
+        rows |= set(drafts_of(driver.step()))
+    assert len(rows) == 2
+    accepted, planned = driver.core.stats.num_accepted_tokens, driver.core.stats.num_draft_tokens
+    driver.finish()
+    stats = driver.core.stats
+    assert stats.num_accepted_tokens - accepted > 0.3 * (stats.num_draft_tokens - planned)
+    assert {group: driver.tokens[group, 0] for group in expected} == expected
 
 
 def test_few_sequences_are_probed_by_a_drafter_that_catches_up() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from scheduler.core.drafting.choice import CostTable, choose_counts, choose_depth
+from scheduler.core.drafting.rates import MOST_RATE
 from scheduler.core.messages import StepCosts
 
 
@@ -58,6 +59,24 @@ def test_costs_never_fall_and_go_on_behind_the_last() -> None:
 
 def test_the_workers_draft_as_deep_as_it_pays() -> None:
     values = 0.8 ** np.arange(1, 5)
-    assert choose_depth(values, 1, 1, table({1: 1.0, 11: 1.0}, (0.0, 0.0))) == 4
-    assert 0 < choose_depth(values, 1, 1, table({1: 1.0, 11: 1.0}, (0.3, 0.3))) < 4
-    assert choose_depth(values, 1, 1, table({1: 1.0, 11: 1.0}, (2.0, 2.0))) == 0
+    depth, saved = choose_depth(values, 1, 1, table({1: 1.0, 11: 1.0}, (0.0, 0.0)))
+    # 3.36 tokens in the time of one.
+    assert (depth, saved) == (4, pytest.approx(1 - 1 / (1 + values.sum())))
+    assert 0 < choose_depth(values, 1, 1, table({1: 1.0, 11: 1.0}, (0.3, 0.3)))[0] < 4
+    assert choose_depth(values, 1, 1, table({1: 1.0, 11: 1.0}, (2.0, 2.0))) == (0, 0.0)
+
+
+def test_some_drafts_could_pay_if_the_likeliest_do() -> None:
+    for slope, num_rows, num_tokens in product((0.02, 0.2, 0.5, 0.97), (1, 3), (0, 40)):
+        costs = table({1: 1.0, 101: 1.0 + 100 * slope})
+        rates = np.full(num_rows, MOST_RATE)
+        chosen = choose_counts(
+            rates, np.full(num_rows, 4), num_rows=num_rows, num_tokens=num_rows + num_tokens, budget=99, costs=costs
+        )
+        assert costs.could_pay(num_rows, num_rows + num_tokens, 4) == chosen.any()
+
+
+def test_what_a_drafter_lacks_costs_as_long_steps_do() -> None:
+    # A token more costs 0.01, and the drafter takes half of a step's time.
+    costs = table({1: 1.0, 513: 6.12}, (0.5, 0.5))
+    assert costs.catch_up_seconds() == pytest.approx(0.005)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scheduler.core.drafting.drafting import Drafting
-from scheduler.core.messages import Speculation
+from scheduler.core.messages import Speculation, StepCosts
 from tests.support.scheduler.core import make_settings
 
 NUM_DRAFTS = 6
@@ -74,6 +74,35 @@ def test_proposals_follow_from_the_tokens_in_whatever_parts_they_come(drafter: s
     for token in tokens[10:]:
         extend(in_parts, {0: [token]})
     assert proposed(at_once, 0) == proposed(in_parts, 0) != []
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "suffix"])
+def test_proposals_after_a_rest_are_those_of_tokens_taken_one_by_one(drafter: str) -> None:
+    choose = Random(3)
+    awake, resting = drafting_of(drafter), drafting_of(drafter)
+    free, dear = ({1: 1.0, 64: seconds} for seconds in (1.0, 64.0))
+    for row in range(3):
+        tokens = [token % 5 for token in choose.choices(range(100), k=20)]
+        begin(awake, row, tokens)
+        begin(resting, row, tokens)
+    resting.costs.set(StepCosts(num_tokens=tuple(dear), seconds=tuple(dear.values())))
+    assert resting.rest(3, 3)
+    assert not resting.propose_any(np.arange(3))
+    for _ in range(70):
+        new = {
+            row: [token % 5 for token in choose.choices(range(100), k=choose.choice([1, 1, 3]))]
+            for row in sorted(choose.sample(range(3), 2))
+        }
+        extend(awake, new)
+        extend(resting, new)
+    # Other sequences are told once they are awake.
+    assert not len(resting.unknown(np.array([1]), np.array([9])))
+    resting.costs.set(StepCosts(num_tokens=tuple(free), seconds=tuple(free.values())))
+    assert not resting.rest(3, 3)
+    assert len(resting.unknown(np.array([1]), np.array([9]))) == 1
+    if drafter == "ngram":
+        assert [proposed(resting, row) for row in range(3)] == [proposed(awake, row) for row in range(3)]
+    assert all(proposed(resting, row) for row in range(3))
 
 
 def test_suffixes_propose_what_followed_most_often() -> None:
