@@ -26,13 +26,17 @@ class AttentionPlan(Protocol):
         scale: float,
         out: torch.Tensor | None = None,
         kv_scales: KVScales | None = None,
+        soft_cap: float = 0.0,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Each query's attention over its row's context, [T, H, D] in q's dtype; softmax and sums are float32.
 
         q_THD: in the backend's compute_dtype. cache: one layer's blocks in the layout of worker.layers.kv_cache, with
         the dtype and heads of the plan; it already holds the keys and values of this step's tokens, and finite numbers
         in block 0. out: contiguous memory that may receive the result. kv_scales: the scales of an e4m3 cache, which
-        only a GPU reads.
+        only a GPU reads. soft_cap: scores become soft_cap * tanh(score / soft_cap); 0: no cap. sinks_H: float32,
+        contiguous, scores that join each head's softmax without a value (arXiv 2309.17453); as long as a recording of
+        the call is replayed, the caller keeps them. Not for latent attention.
         """
         ...
 

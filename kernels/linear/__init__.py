@@ -37,18 +37,22 @@ class PackedLinear:
         eps: float = 0.0,
         gated: bool = False,
         activation: Activation = "silu",
+        soft_cap: float = 0.0,
     ) -> None:
         """weight_OI: a sequence stands for layers whose outputs are concatenated; a PackedWeight is the `packed` of an
         equal layer. norm_I: weights of an RMS norm (with `eps`) of the input. gated: the first half of the outputs are
-        gates of the other half, and the result, half as wide, is activation(gate) * other.
+        gates of the other half, and the result, half as wide, is activation(gate) * other, or another function of both
+        (kernels.elementwise.silu_mul). soft_cap: outputs y become soft_cap * tanh(y / soft_cap); 0: no cap. For output
+        heads.
         """
         # One class per device; each takes its device's kind of stream.
         self._linear: Any
         self._is_fp8 = False
         if backend.native is not None:
             self._linear = NativeLinear(
-                weight_OI, bias_O, norm_I, eps, gated=gated, activation=activation, kernels=backend.native
-            )
+                weight_OI, bias_O, norm_I, eps, gated=gated, activation=activation, soft_cap=soft_cap,
+                kernels=backend.native,
+            )  # fmt: skip
             return
         assert not isinstance(weight_OI, PackedWeight)
         whole_OI = concatenate(weight_OI) if isinstance(weight_OI, Sequence) else weight_OI
@@ -60,12 +64,14 @@ class PackedLinear:
                 eps,
                 gated=gated,
                 activation=activation,
+                soft_cap=soft_cap,
                 dtype=backend.compute_dtype,
             )
         elif isinstance(whole_OI, Fp8Weight):
             # Imported here, since importing Triton takes half a second, which workers on CPUs need not spend.
             from kernels.linear.triton_fp8 import GpuFp8Linear
 
+            assert not soft_cap, "output heads are never e4m3"
             self._is_fp8 = True
             self._linear = GpuFp8Linear(
                 whole_OI, bias_O, norm_I, eps, gated=gated, activation=activation, dtype=backend.compute_dtype,
@@ -73,8 +79,8 @@ class PackedLinear:
             )  # fmt: skip
         else:
             self._linear = GpuLinear(
-                whole_OI, bias_O, norm_I, eps, gated=gated, activation=activation, dtype=backend.compute_dtype,
-                gpu=backend.gpu,
+                whole_OI, bias_O, norm_I, eps, gated=gated, activation=activation, soft_cap=soft_cap,
+                dtype=backend.compute_dtype, gpu=backend.gpu,
             )  # fmt: skip
 
     @property

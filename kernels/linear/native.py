@@ -28,6 +28,7 @@ class LinearStruct(ctypes.Structure):
         ("gated", c_int32),
         ("weights", c_int32),
         ("activation", c_int32),
+        ("soft_cap", c_float),
     )
 
 
@@ -42,7 +43,7 @@ class WeightKind(IntEnum):
 
 
 # `Activation` of panels.h.
-_ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1}
+_ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
 
 
 # Numbers copied and packed at a time: at least _LEAST_PIECE, or 1/16 of a large layer, enough for all threads.
@@ -64,8 +65,10 @@ class NativeLinear:
         *,
         gated: bool,
         activation: Activation = "silu",
+        soft_cap: float = 0.0,
         kernels: NativeKernels,
     ) -> None:
+        assert not (gated and soft_cap)
         layers = list[list[torch.Tensor]]()
         if isinstance(weight_OI, PackedWeight):
             kind, num_rows, num_inputs = WeightKind(weight_OI.kind), weight_OI.num_rows, weight_OI.num_inputs
@@ -83,6 +86,7 @@ class NativeLinear:
             gated=gated,
             weights=kind,
             activation=_ACTIVATIONS[activation],
+            soft_cap=soft_cap,
         )
         self._address = ctypes.addressof(self._struct)
         self._bias_P: torch.Tensor | None = None
@@ -140,6 +144,7 @@ class NativeLinear:
         return ids_T, values_T
 
     def _run(self, x_TI: torch.Tensor, y_TO: torch.Tensor, *, add: bool) -> None:
+        assert not (add and self._struct.soft_cap)
         assert x_TI.dtype is y_TO.dtype is torch.float32
         assert x_TI.is_contiguous()
         assert y_TO.is_contiguous()

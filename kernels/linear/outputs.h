@@ -21,6 +21,20 @@ V8 biased(const Linear& linear, const float* sums, int64_t i, int64_t p) {
     return linear.bias ? value + V8::load(linear.bias + p * kPanel<V> + i) : value;
 }
 
+// Not inlined: only few models have these, and the tile's loop over its rows stays short for the others.
+__attribute__((noinline)) inline V8 gated_otherwise(Activation activation, V8 gate, V8 up) {
+    return activation == kGeluTanh ? gelu_tanh(gate) * up : clamped_swiglu(gate, up);
+}
+
+__attribute__((noinline)) inline void soft_cap(float* values, int64_t count, float cap) {
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8) soft_capped(V8::load(values + i), cap).store(values + i);
+    float rest[8] = {};
+    std::copy(values + i, values + count, rest);
+    soft_capped(V8::load(rest), cap).store(rest);
+    std::copy(rest, rest + count - i, values + i);
+}
+
 // Stores the sums in y[rows, outputs], or adds them to it.
 template <class V>
 struct StoreOutput {
@@ -50,8 +64,9 @@ struct StoreOutput {
             if (!linear.gated) {
                 put(value, r, p * kPanel<V> + i);
             } else {
-                V8 gate = linear.activation == kSilu ? silu(value) : gelu_tanh(value);
-                put(gate * biased<V>(linear, sums, V::W + i, p), r, p * V::W + i);
+                const V8 up = biased<V>(linear, sums, V::W + i, p);
+                const bool is_silu = linear.activation == kSilu;
+                put(is_silu ? silu(value) * up : gated_otherwise(linear.activation, value, up), r, p * V::W + i);
             }
         }
     }
@@ -98,6 +113,7 @@ struct ArgmaxOutput {
         uint64_t seen = __atomic_load_n(best + r, __ATOMIC_RELAXED);
         const V8 largest = V8::all(value(seen));
         const int64_t first = p * kPanel<V>, count = std::min<int64_t>(kPanel<V>, linear.outputs - first);
+        if (linear.soft_cap > 0) return capped_panel(sums, r, p, masks ? masks[r] : nullptr, count, seen);
         if (masks && masks[r]) return masked_panel(sums, r, p, masks[r] + first / 8, count, seen);
         bool may_grow = false;
         for (int i = 0; i < kPanel<V>; i += 8) {
@@ -113,6 +129,23 @@ struct ArgmaxOutput {
 
    private:
     static constexpr uint32_t kSign = 0x80000000;
+
+    // mask: of all columns, or null. Columns whose outputs differ may be equal under the cap: the lowest wins.
+    __attribute__((noinline)) void capped_panel(float* sums, int64_t r, int64_t p, const uint8_t* mask, int64_t count,
+                                                uint64_t seen) const {
+        for (int i = 0; i < kPanel<V>; i += 8) biased<V>(linear, sums, i, p).store(sums + i);
+        soft_cap(sums, kPanel<V>, linear.soft_cap);
+        uint64_t own = kNothing;
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t column = p * kPanel<V> + i;
+            if (!mask || mask[column / 8] >> column % 8 & 1) {
+                own = std::max(own, key(sums[i], column));
+            } else if (sums[i] != sums[i]) {
+                own = std::max(own, key(std::numeric_limits<float>::quiet_NaN(), column));
+            }
+        }
+        grow(r, seen, own);
+    }
 
     // mask: of the panel's columns, of which `count` exist.
     void masked_panel(float* sums, int64_t r, int64_t p, const uint8_t* mask, int64_t count, uint64_t seen) const {

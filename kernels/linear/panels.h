@@ -12,7 +12,7 @@ namespace octavo {
 enum WeightKind : int32_t { kFloat32, kBfloat16, kInt8, kGroupedInt8, kInt4 };
 
 // Activations of gates; the same numbers as in kernels/linear/native.py.
-enum Activation : int32_t { kSilu, kGeluTanh };
+enum Activation : int32_t { kSilu, kGeluTanh, kClampedSwiglu };
 
 // Matches LinearStruct in kernels/linear/native.py.
 struct Linear {
@@ -25,6 +25,7 @@ struct Linear {
     int32_t gated;    // the result is activation(first half of the outputs) * second half
     WeightKind weights;
     Activation activation;
+    float soft_cap;  // outputs y become soft_cap * tanh(y / soft_cap); 0: no cap. Not for gated layers
 };
 
 // Unpacked weights, by weight rows.

@@ -11,10 +11,17 @@ from kernels.sampling import TokenMasks, apply_masks, greedy
 PACKED_FOR_ROWS = 64
 
 
+def soft_capped(y: torch.Tensor, cap: float) -> torch.Tensor:
+    """Returns cap * tanh(y / cap), computed in float32."""
+    return (
+        y.float().div_(cap).tanh_().mul_(cap).to(y.dtype) if y.dtype is not torch.float32 else cap * torch.tanh(y / cap)
+    )
+
+
 class OneDnnLinear:
     """PackedLinear on a CPU without C++ kernels."""
 
-    __slots__ = ("_activation", "_bias_O", "_dtype", "_eps", "_gated", "_norm_I", "_weight", "num_outputs")
+    __slots__ = ("_activation", "_bias_O", "_dtype", "_eps", "_gated", "_norm_I", "_soft_cap", "_weight", "num_outputs")
 
     def __init__(
         self,
@@ -25,6 +32,7 @@ class OneDnnLinear:
         *,
         gated: bool,
         activation: Activation = "silu",
+        soft_cap: float = 0.0,
         dtype: torch.dtype,
     ) -> None:
         self.num_outputs = len(weight_OI) // 2 if gated else len(weight_OI)
@@ -33,6 +41,7 @@ class OneDnnLinear:
         self._norm_I, self._eps = norm_I, eps
         self._gated, self._dtype = gated, dtype
         self._activation: Activation = activation
+        self._soft_cap = soft_cap
 
     @property
     def packed(self) -> None:
@@ -46,6 +55,8 @@ class OneDnnLinear:
         """See PackedLinear. The result is always in new memory, never in `out`."""
         x_TI = x_TI.to(self._dtype) if self._norm_I is None else rms_norm(x_TI, self._norm_I, self._eps, self._dtype)
         y_TO = torch.ops.mkldnn._linear_pointwise(x_TI, self._weight, self._bias_O, "none", [], "")
+        if self._soft_cap:
+            y_TO = soft_capped(y_TO, self._soft_cap)
         return silu_mul(y_TO, activation=self._activation) if self._gated else y_TO
 
     def add_to_(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> None:

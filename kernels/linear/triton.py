@@ -14,7 +14,8 @@ from kernels.linear.weights import Weight, dequantize
 class GpuLinear:
     """PackedLinear on a GPU, for floats."""
 
-    __slots__ = ("_activation", "_bias_O", "_eps", "_gated", "_invariant", "_norm_I", "_weight_OI", "num_outputs")
+    __slots__ = ("_activation", "_bias_O", "_eps", "_gated", "_invariant", "_norm_I", "_soft_cap", "_weight_OI",
+                 "num_outputs")  # fmt: skip
 
     def __init__(
         self,
@@ -25,6 +26,7 @@ class GpuLinear:
         *,
         gated: bool,
         activation: Activation = "silu",
+        soft_cap: float = 0.0,
         dtype: torch.dtype,
         gpu: GpuBackend,
     ) -> None:
@@ -36,6 +38,7 @@ class GpuLinear:
         self._norm_I = None if norm_I is None else norm_I.to(gpu.device)
         self._eps, self._gated, self._invariant = eps, gated, gpu.batch_invariant
         self._activation: Activation = activation
+        self._soft_cap = soft_cap
 
     @property
     def packed(self) -> None:
@@ -52,6 +55,8 @@ class GpuLinear:
             assert self._norm_I is not None
             x = normed(x, self._norm_I, self._eps, self._weight_OI.dtype)
         y_TO = self._multiplied(x, None if self._gated else out)
+        if self._soft_cap:
+            y_TO.copy_(y_TO.float().div_(self._soft_cap).tanh_().mul_(self._soft_cap))
         return gated(y_TO, self._activation, out) if self._gated else y_TO
 
     def add_to_(self, residual: Residual, x_TI: torch.Tensor) -> None:

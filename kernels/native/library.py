@@ -44,10 +44,12 @@ class CallStruct(ctypes.Structure):
         ("output", c_void_p),
         ("cache", c_void_p),
         ("cos_sin", c_void_p),
+        ("sinks", c_void_p),
         ("numbers", c_void_p),
         ("largest", c_void_p),
         ("size", c_int64),
         ("scale", c_float),
+        ("soft_cap", c_float),
     )
 
 
@@ -162,7 +164,10 @@ class NativeKernels:
         self._rope_cache_write = _typed(
             functions.octavo_rope_cache_write, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p
         )
-        self._attention = _typed(functions.octavo_attention, c_void_p, c_void_p, c_int64, c_void_p, c_float, c_void_p)
+        self._attention = _typed(
+            functions.octavo_attention,
+            c_void_p, c_void_p, c_int64, c_void_p, c_float, c_float, c_void_p, c_void_p,
+        )  # fmt: skip
         self._replay = _typed(functions.octavo_replay, c_void_p, c_int64, c_int64, c_void_p)
         self._recording: Recording | None = None
         self._times: KernelTimes | None = None
@@ -204,13 +209,16 @@ class NativeKernels:
         with self._observed(call):
             self._rope_cache_write(shape, qkv, rows, cos_sin, slots, cache)
 
-    def attention(self, step: int, q: int, stride: int, cache: int, scale: float, out: int) -> None:
-        """stride: floats between tokens of q."""
+    def attention(
+        self, step: int, q: int, stride: int, cache: int, scale: float, soft_cap: float, sinks: int | None, out: int
+    ) -> None:
+        """stride: floats between tokens of q. sinks: float32, one for each head; None: there are none."""
         call = CallStruct(
-            op=Op.ATTENTION, operation=step, input=q, size=stride, cache=cache, scale=scale, output=out
+            op=Op.ATTENTION, operation=step, input=q, size=stride, cache=cache, scale=scale, soft_cap=soft_cap,
+            sinks=sinks, output=out,
         )  # fmt: skip
         with self._observed(call):
-            self._attention(step, q, stride, cache, scale, out)
+            self._attention(step, q, stride, cache, scale, soft_cap, sinks, out)
 
     def embedding(self, ids: int, tokens: int, table: int, size: int, scale: float, out: int, *, is_bf16: bool) -> None:
         """size: numbers of a token. is_bf16: True for a table in bf16, else float32."""

@@ -44,9 +44,13 @@ class TritonMlaPlan(TritonPlan):
         scale: float,
         out: torch.Tensor | None = None,
         kv_scales: KVScales | None = None,
+        soft_cap: float = 0.0,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionPlan. Queries of padding get zeros, or stay as they are in `out`. kv_scales: for an e4m3 cache,
         whose one scale is `k`."""
+        assert not soft_cap
+        assert sinks_H is None
         kv_scale = None if kv_scales is None else kv_scales.k
         return self._attention(
             q_THD,

@@ -55,9 +55,13 @@ class NativeMlaPlan:
         scale: float,
         out: torch.Tensor | None = None,
         kv_scales: KVScales | None = None,
+        soft_cap: float = 0.0,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See TorchMlaPlan. Tensors are contiguous, and queries float32."""
         assert kv_scales is None
+        assert not soft_cap
+        assert sinks_H is None
         shape = self._shape
         assert q_THD.dtype is torch.float32
         assert q_THD.is_contiguous()

@@ -48,10 +48,14 @@ class TorchMlaPlan:
         scale: float,
         out: torch.Tensor | None = None,
         kv_scales: KVScales | None = None,
+        soft_cap: float = 0.0,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """softmax(scale * q . (latent | rope)) @ latent of each query over its row's context, [T, H, L] in q's dtype;
         softmax and sums are float32."""
         assert kv_scales is None
+        assert not soft_cap
+        assert sinks_H is None
         shape = self._shape
         size = (len(q_THD), shape.num_heads, shape.latent_size)
         out_THL = q_THD.new_empty(size) if out is None else out

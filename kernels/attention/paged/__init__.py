@@ -64,6 +64,8 @@ class TritonAttentionPlan(TritonPlan):
         scale: float,
         out: torch.Tensor | None = None,
         kv_scales: KVScales | None = None,
+        soft_cap: float = 0.0,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionPlan. Queries of padding get zeros, or stay as they are in `out`."""
         return self._attention(
@@ -72,6 +74,8 @@ class TritonAttentionPlan(TritonPlan):
             **self._step,  # pyright: ignore[reportArgumentType] - as `update` made it
             max_query_len=self._max_query_len,
             scale=scale,
+            soft_cap=soft_cap,
+            sinks=sinks_H,
             k_scale=None if kv_scales is None else kv_scales.k,
             v_scale=None if kv_scales is None else kv_scales.v,
             out=out,

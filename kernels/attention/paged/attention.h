@@ -47,6 +47,16 @@ struct AttentionStep {
     }
 };
 
+// How a layer's scores become weights: weight = softmax(capped(scale * q k)), where capped(s) = soft_cap * tanh(s /
+// soft_cap), or s if soft_cap is 0. sinks: null, or a score for each head that joins its softmax without a value.
+struct Scores {
+    float scale, soft_cap;
+    const float* sinks;  // [heads]
+
+    // Scores are computed in units that suit weigh(): weights are powers of 2, and a cap reads twice the tanh's argument.
+    float unit() const { return soft_cap > 0 ? 2 * kLog2E / soft_cap : kLog2E; }
+};
+
 // A piece of work: some queries of one row, over some segments of its context.
 struct Item {
     int32_t row, first_query, num_queries, first_segment, end_segment;
@@ -89,8 +99,8 @@ struct Running {
 template <class V, class A, class T>
 class TileAttention {
 public:
-    TileAttention(const AttentionStep& step, const T* cache, float scale, const Item& item, int64_t kv_head)
-        : step_(step), cache_(cache), scale_(scale), layout_{step.kv_heads, step.head_size, step.block_size},
+    TileAttention(const AttentionStep& step, const T* cache, const Scores& scores, const Item& item, int64_t kv_head)
+        : step_(step), cache_(cache), how_(scores), layout_{step.kv_heads, step.head_size, step.block_size},
           table_(step.block_tables + item.row * step.table_stride), kv_head_(kv_head),
           group_(step.heads / step.kv_heads), rows_(item.num_queries * group_),
           block_shift_(__builtin_ctz(step.block_size)) {
@@ -128,17 +138,29 @@ public:
 
     void write(float* out, int64_t stride) const {
         for (int64_t r = 0; r < rows_; r++) {
-            normalized(whole_, r, step_.head_size, out + place(r, stride));
+            normalized(whole_, r, step_.head_size, how_, kv_head_ * group_ + r % group_, out + place(r, stride));
         }
     }
 
-    static void normalized(const Running& running, int64_t r, int64_t size, float* out) {
+    // Row r is of query head `head`.
+    static void normalized(const Running& running, int64_t r, int64_t size, const Scores& scores, int64_t head,
+                           float* out) {
+        const float* values = running.values + r * size;
+        if (scores.sinks) return with_sink(values, running.maxima[r], running.sums[r], size, scores.sinks[head], out);
         const V total = V::all(running.sums[r]);
-        for (int64_t i = 0; i < size; i += V::W) (V::load(running.values + r * size + i) / total).store(out + i);
+        for (int64_t i = 0; i < size; i += V::W) (V::load(values + i) / total).store(out + i);
     }
 
 private:
     static constexpr int W = V::W;
+
+    // The sink comes last, whether a context was split or not.
+    static void with_sink(const float* values, float maximum, float sum, int64_t size, float sink, float* out) {
+        const float score = sink * kLog2E, both = std::max(maximum, score);
+        const V old = exp2(V::all(maximum - both)), more = exp2(V::all(score - both));
+        const V total = fma(V::all(sum), old, more);
+        for (int64_t i = 0; i < size; i += W) (V::load(values + i) * old / total).store(out + i);
+    }
 
     static int64_t vectors_of(int64_t count) { return (count + W - 1) / W; }
 
@@ -158,7 +180,7 @@ private:
     }
 
     void load_queries(const float* q, int64_t stride) {
-        const V scale = V::all(scale_ * kLog2E);  // weights are powers of 2
+        const V scale = V::all(how_.scale * how_.unit());
         for (int64_t r = 0; r < rows_; r++) {
             for (int64_t i = 0; i < step_.head_size; i += W) {
                 store(V::load(q + place(r, stride) + i) * scale, queries_ + r * step_.head_size + i);
@@ -220,6 +242,14 @@ private:
         }
     }
 
+    // c tanh(x / 2) = c - 2 c / (1 + e^x), for scores x; e^x of a large x is huge but finite.
+    void cap(float* scores, int64_t vectors) const {
+        const V limit = V::all(how_.soft_cap * kLog2E), twice = limit + limit;
+        for (int64_t v = 0; v < vectors; v++) {
+            (limit - twice / (V::all(1.0f) + exp2(V::load(scores + v * W)))).store(scores + v * W);
+        }
+    }
+
     // Turns scores into weights; rescales the row's sums to its new maximum.
     void weigh(int64_t r, int64_t base, int64_t count) {
         const int64_t position = first_position_ + r / group_, size = step_.head_size;
@@ -231,6 +261,7 @@ private:
             std::fill(scores, scores + vectors * W, 0.0f);  // zeros in type A, too
             return;
         }
+        if (how_.soft_cap > 0) cap(scores, vectors);
         if (begin > 0 || end < vectors * W) {
             std::fill(scores, scores + begin, kNothing);
             std::fill(scores + end, scores + vectors * W, kNothing);
@@ -287,7 +318,7 @@ private:
 
     const AttentionStep& step_;
     const T* cache_;
-    const float scale_;
+    const Scores how_;
     const CacheLayout<T> layout_;
     const int32_t* table_;
     const int64_t kv_head_, group_, rows_;
@@ -302,11 +333,11 @@ private:
 
 // Computes out[tokens, heads * head_size] from q, whose tokens are `stride` floats apart.
 template <class V, class A, class T>
-void attention(const AttentionStep& step, const float* q, int64_t stride, const T* cache, float scale,
+void attention(const AttentionStep& step, const float* q, int64_t stride, const T* cache, const Scores& scores,
                float* out) {
     if constexpr (V::W > 8) {
         const bool fits = step.head_size % V::W == 0 && step.block_size >= V::W;
-        if (!fits) return attention<V8, A>(step, q, stride, cache, scale, out);
+        if (!fits) return attention<V8, A>(step, q, stride, cache, scores, out);
     }
     const int64_t group = step.heads / step.kv_heads, size = step.head_size, width = step.heads * size;
     const int64_t partial_size = group * (size + 2);
@@ -320,7 +351,7 @@ void attention(const AttentionStep& step, const float* q, int64_t stride, const 
     parallel(step.num_items * step.kv_heads, [&](int64_t task) {
         const Item& item = reinterpret_cast<const Item*>(step.items)[task / step.kv_heads];
         const int64_t head = task % step.kv_heads;
-        TileAttention<V, A, T> tile(step, cache, scale, item, head);
+        TileAttention<V, A, T> tile(step, cache, scores, item, head);
         const Running& result = tile.compute(q, stride, item.first_segment, item.end_segment);
         if (item.partial < 0) return tile.write(out, width);
         const Running kept = partial(item.partial, item.num_queries, head);
@@ -337,8 +368,9 @@ void attention(const AttentionStep& step, const float* q, int64_t stride, const 
         }
         const int64_t token = step.query_starts[split.row] + split.first_query;
         for (int64_t r = 0; r < queries * group; r++) {
-            float* place = out + (token + r / group) * width + (head * group + r % group) * size;
-            TileAttention<V, A, T>::normalized(whole, r, size, place);
+            const int64_t query_head = head * group + r % group;
+            float* place = out + (token + r / group) * width + query_head * size;
+            TileAttention<V, A, T>::normalized(whole, r, size, scores, query_head, place);
         }
     });
 }

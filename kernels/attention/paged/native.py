@@ -86,15 +86,18 @@ class NativeAttentionPlan:
         scale: float,
         out: torch.Tensor | None = None,
         kv_scales: KVScales | None = None,
+        soft_cap: float = 0.0,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         assert kv_scales is None
+        assert sinks_H is None or (sinks_H.dtype, sinks_H.shape) == (torch.float32, q_THD.shape[1:2])
         assert q_THD.dtype is torch.float32
         assert q_THD.stride()[1:] == (q_THD.shape[2], 1)
         out_THD = torch.empty(q_THD.shape) if out is None else out
         assert out_THD.shape == q_THD.shape
         assert out_THD.is_contiguous()
         self._kernels.attention(
-            ctypes.addressof(self._struct), q_THD.data_ptr(), q_THD.stride(0), cache.data_ptr(), scale,
-            out_THD.data_ptr(),
+            ctypes.addressof(self._struct), q_THD.data_ptr(), q_THD.stride(0), cache.data_ptr(), scale, soft_cap,
+            None if sinks_H is None else sinks_H.data_ptr(), out_THD.data_ptr(),
         )  # fmt: skip
         return out_THD

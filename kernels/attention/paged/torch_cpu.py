@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +15,42 @@ with warnings.catch_warnings():
     # torch warns once per process, at its first CSR tensor, that these are beta. Making one here silences the warning.
     warnings.simplefilter("ignore", UserWarning)
     torch.sparse_csr_tensor(torch.tensor([0, 0]), torch.empty(0, dtype=torch.int64), torch.empty(0), (1, 1))
+
+
+class Scores(NamedTuple):
+    """How a layer's scores become weights; see AttentionPlan.attend."""
+
+    scale: float
+    soft_cap: float
+    sinks_H: torch.Tensor | None
+
+    @property
+    def are_plain(self) -> bool:
+        return not self.soft_cap and self.sinks_H is None
+
+    def cap_(self, scores: torch.Tensor) -> None:
+        if self.soft_cap:
+            scores.div_(self.soft_cap).tanh_().mul_(self.soft_cap)
+
+    def softmax_with_sinks(self, scores_HL: torch.Tensor) -> torch.Tensor:
+        """Returns the weights of keys; dim -2 is a head."""
+        assert self.sinks_H is not None
+        sinks = self.sinks_H.view(-1, 1).expand(*scores_HL.shape[:-1], 1)
+        return torch.softmax(torch.cat((scores_HL, sinks), dim=-1), -1)[..., :-1]
+
+    def attended(
+        self, q_KGQD: torch.Tensor, k_KGLD: torch.Tensor, v_KGLD: torch.Tensor, mask_QL: torch.Tensor
+    ) -> torch.Tensor:
+        """Returns attention in q's dtype, computed in float32."""
+        scores_KGQL = (q_KGQD.float() @ k_KGLD.float().transpose(-1, -2)).mul_(self.scale)
+        self.cap_(scores_KGQL)
+        scores_KGQL += mask_QL
+        if self.sinks_H is None:
+            weights_KGQL = torch.softmax(scores_KGQL, -1)
+        else:
+            of_heads = scores_KGQL.permute(2, 0, 1, 3).flatten(1, 2)
+            weights_KGQL = self.softmax_with_sinks(of_heads).unflatten(1, scores_KGQL.shape[:2]).permute(1, 2, 0, 3)
+        return (weights_KGQL @ v_KGLD.float()).to(q_KGQD.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +112,7 @@ class DecodeGroup:
             offsets=row_starts[:-1],
         )
 
-    def attend(self, q_RHD: torch.Tensor, cache_NB2KD: torch.Tensor, scale: float) -> torch.Tensor:
+    def attend(self, q_RHD: torch.Tensor, cache_NB2KD: torch.Tensor, scores: Scores) -> torch.Tensor:
         """Returns float32 [R, H, D] for float32 q."""
         num_rows, num_heads, head_size = q_RHD.shape
         num_kv_heads = cache_NB2KD.shape[3]
@@ -83,12 +120,16 @@ class DecodeGroup:
             cache_NB2KD = cache_NB2KD.index_select(0, self.converted_blocks).float()
         table = cache_NB2KD.view(-1, head_size)[: self.scores.shape[1]]
         torch.sparse.sampled_addmm(
-            self.scores, q_RHD.reshape(-1, head_size), table.t(), beta=0.0, alpha=scale, out=self.scores
+            self.scores, q_RHD.reshape(-1, head_size), table.t(), beta=0.0, alpha=scores.scale, out=self.scores
         )
         values = self.scores.values()
+        scores.cap_(values)
         values.view(num_rows, num_heads, -1).add_(self.mask_R1L)
         scores_XL = values.view(num_rows * num_heads, -1)
-        torch.softmax(scores_XL, -1, out=scores_XL)
+        if scores.sinks_H is None:
+            torch.softmax(scores_XL, -1, out=scores_XL)
+        else:
+            scores_XL.copy_(scores.softmax_with_sinks(scores_XL.view(num_rows, num_heads, -1)).flatten(0, 1))
         out, *_ = torch.embedding_bag(
             table[num_kv_heads:],
             self.columns_C,
@@ -164,7 +205,7 @@ class PrefillRow:
             start = stop
         return cls(block_ids.view(-1), tiles)
 
-    def attend(self, q_THD: torch.Tensor, cache_NB2KD: torch.Tensor, scale: float, out_THD: torch.Tensor) -> None:
+    def attend(self, q_THD: torch.Tensor, cache_NB2KD: torch.Tensor, scores: Scores, out_THD: torch.Tensor) -> None:
         """Writes the row's outputs, in q's dtype, to its tokens of out_THD."""
         num_kv_heads = cache_NB2KD.shape[3]
         kv_L2KD = cache_NB2KD.index_select(0, self.block_ids).to(q_THD.dtype).flatten(0, 1)
@@ -175,9 +216,12 @@ class PrefillRow:
             keys = slice(tile.first_key, tile.first_key + tile.num_keys)
             q_KGQD = q_THD[queries].flip(0).unflatten(1, (num_kv_heads, -1)).permute(1, 2, 0, 3)
             k_KGLD, v_KGLD = (x[:, :, keys].expand(-1, q_KGQD.shape[1], -1, -1) for x in (k_K1LD, v_K1LD))
-            o_KGQD = F.scaled_dot_product_attention(
-                q_KGQD, k_KGLD, v_KGLD, attn_mask=tile.mask_QL.to(q_THD.dtype), scale=scale
-            )
+            if scores.are_plain:
+                o_KGQD = F.scaled_dot_product_attention(
+                    q_KGQD, k_KGLD, v_KGLD, attn_mask=tile.mask_QL.to(q_THD.dtype), scale=scores.scale
+                )
+            else:
+                o_KGQD = scores.attended(q_KGQD, k_KGLD, v_KGLD, tile.mask_QL)
             out_THD[queries] = o_KGQD.permute(2, 0, 1, 3).flatten(1, 2).flip(0)
 
 
@@ -247,17 +291,20 @@ class TorchAttentionPlan:
         scale: float,
         out: torch.Tensor | None = None,
         kv_scales: KVScales | None = None,
+        soft_cap: float = 0.0,
+        sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See AttentionPlan. The result is always in new memory, never in `out`."""
         assert kv_scales is None
+        scores = Scores(scale, soft_cap, sinks_H)
         if len(self.decode_groups) == 1 and not self.prefill_rows:
-            return self.decode_groups[0].attend(q_THD.float(), cache, scale).to(q_THD.dtype)
+            return self.decode_groups[0].attend(q_THD.float(), cache, scores).to(q_THD.dtype)
         out_THD = torch.empty_like(q_THD, memory_format=torch.contiguous_format)
         for group in self.decode_groups:
-            o_RHD = group.attend(q_THD[group.token_indices_R].float(), cache, scale)
+            o_RHD = group.attend(q_THD[group.token_indices_R].float(), cache, scores)
             out_THD[group.token_indices_R] = o_RHD.to(q_THD.dtype)
         for row in self.prefill_rows:
-            row.attend(q_THD, cache, scale, out_THD)
+            row.attend(q_THD, cache, scores, out_THD)
         return out_THD
 
 

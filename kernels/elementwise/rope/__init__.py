@@ -14,28 +14,33 @@ from kernels.elementwise.rope.torch_cpu import apply_rope_, cos_sin_table, inter
 class CosSinTableStruct(ctypes.Structure):
     """`CosSinTable` of kernels/elementwise/rope/cos_sin_table.h."""
 
-    _fields_ = (("frequencies", c_void_p), ("magnitude", c_float), ("pairs", c_int32))
+    _fields_ = (("frequencies", c_void_p), ("magnitude", c_float), ("rotated", c_int32), ("pairs", c_int32))
 
 
 class CosSinTable:
     """One model's cosines and sines, in the form that kernels.kv_cache.write expects on the same backend.
 
-    Legend: T tokens, P = half the head size.
+    Legend: T tokens, P pairs that rope rotates, at most half the head size.
     """
 
-    def __init__(self, backend: Backend, frequencies_P: torch.Tensor, magnitude: float) -> None:
-        """frequencies: radians a token. magnitude: multiplies cosines and sines."""
+    def __init__(
+        self, backend: Backend, frequencies_P: torch.Tensor, magnitude: float, num_pairs: int | None = None
+    ) -> None:
+        """frequencies: radians a token. magnitude: multiplies cosines and sines. num_pairs: of a head; None: P. The
+        pairs after the first P stay as they are: on a CPU their cosine is 1, on a GPU the table leaves them out."""
         self._kernels, self._gpu = backend.native, backend.gpu
+        self._num_pairs = len(frequencies_P) if backend.gpu is not None else num_pairs or len(frequencies_P)
+        assert self._num_pairs >= len(frequencies_P)
         self._frequencies_P, self._magnitude = frequencies_P.float().contiguous().to(backend.device), magnitude
         self._struct = CosSinTableStruct(
-            frequencies=self._frequencies_P.data_ptr(), magnitude=magnitude, pairs=len(frequencies_P)
-        )
+            frequencies=self._frequencies_P.data_ptr(), magnitude=magnitude, rotated=len(frequencies_P),
+            pairs=self._num_pairs,
+        )  # fmt: skip
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a token's row: [1, P] complex numbers; on a GPU [2 P], cosines then sines."""
-        num_pairs = len(self._frequencies_P)
-        return (1, num_pairs) if self._gpu is None else (2 * num_pairs,)
+        """The shape of a token's row: [1, num_pairs] complex numbers; on a GPU [2 P], cosines then sines."""
+        return (1, self._num_pairs) if self._gpu is None else (2 * self._num_pairs,)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -51,7 +56,10 @@ class CosSinTable:
 
             return cos_sin_rows(positions_T, self._frequencies_P, self._magnitude, out=out)
         if self._kernels is None:
-            return out.copy_(cos_sin_table(positions_T, self._frequencies_P, self._magnitude))
+            num_rotated = len(self._frequencies_P)
+            out[..., num_rotated:] = 1
+            out[..., :num_rotated] = cos_sin_table(positions_T, self._frequencies_P, self._magnitude)
+            return out
         assert positions_T.dtype is torch.int64
         self._kernels.cos_sin_table(
             ctypes.addressof(self._struct), positions_T.data_ptr(), len(positions_T), out.data_ptr()

@@ -10,8 +10,13 @@ Legend: T tokens, H heads, D head size, P = D / 2 pairs.
 import torch
 
 
-def interleave_rope_pairs(rows: torch.Tensor, head_size: int) -> torch.Tensor:
-    """Reorders dim 0, of size heads * head_size, from pairs (i, i + D / 2) to pairs (2i, 2i + 1) within each head."""
+def interleave_rope_pairs(rows: torch.Tensor, head_size: int, rope_size: int | None = None) -> torch.Tensor:
+    """Reorders dim 0, of size heads * head_size, from pairs (i, i + R / 2) to pairs (2i, 2i + 1) within the first R
+    numbers of each head. rope_size: R; None: D."""
+    if rope_size is not None and rope_size < head_size:
+        heads = rows.unflatten(0, (-1, head_size))
+        rotated = interleave_rope_pairs(heads[:, :rope_size].flatten(0, 1), rope_size)
+        return torch.cat((rotated.unflatten(0, (-1, rope_size)), heads[:, rope_size:]), dim=1).flatten(0, 1)
     return rows.unflatten(0, (-1, 2, head_size // 2)).transpose(1, 2).flatten(0, 2)
 
 

@@ -1,4 +1,5 @@
-"""The gated activation of MLPs (arXiv 2002.05202): silu(gate) * up of the llama family, gelu(gate) * up of Gemma."""
+"""The gated activation of MLPs (arXiv 2002.05202): silu(gate) * up of the llama family, gelu(gate) * up of Gemma,
+gpt-oss's clamped SwiGLU."""
 
 from kernels.elementwise.silu_mul.torch_cpu import Activation, silu_mul
 

@@ -15,6 +15,7 @@ def shipped() -> list[KernelBuild]:
 
     return [
         build("silu", lambda: silu_mul(gate_up)),
+        build("clamped-swiglu", lambda: silu_mul(gate_up, activation="clamped_swiglu")),
         build("gelu", lambda: silu_mul(gate_up, activation="gelu_tanh")),
         build("tokens", lambda: silu_mul_quantize_tokens(gate_up), FP8_ARCHS),
         build("tokens-share", lambda: silu_mul_quantize_tokens(share), FP8_ARCHS),

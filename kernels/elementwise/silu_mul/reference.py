@@ -1,4 +1,4 @@
-"""silu(gate) * up and gelu(gate) * up, from their formulas."""
+"""silu(gate) * up, gelu(gate) * up and gpt-oss's clamped SwiGLU, from their formulas."""
 
 import math
 
@@ -9,6 +9,13 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """In float64."""
     gate, up = gate_up.double().chunk(2, dim=-1)
     return gate / (1 + torch.exp(-gate)) * up
+
+
+def clamped_swiglu(gate_up: torch.Tensor) -> torch.Tensor:
+    """In float64."""
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
 
 
 def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""silu(gate) * up and gelu(gate) * up on a GPU, optionally quantized to e4m3.
+"""Gated activations (silu, gelu, clamped SwiGLU) on a GPU, optionally quantized to e4m3.
 
 All functions: gate_up_T2N is fp32, bf16 or fp16, contiguous in the last dim, and its first N columns are the gate;
 computed in float32. Quantization is that of kernels.gemm.quantize, applied to the result rounded to the input's dtype,
@@ -24,6 +24,8 @@ _TILE, _NUM_WARPS = 1024, 4
 # A row of up to this many columns is computed once and kept in registers; a longer row is computed again, from L2, once
 # its scale is known.
 _MAX_ROW_TILE = 8192
+# As kernels know them.
+ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
 
 
 def silu_mul(
@@ -46,7 +48,7 @@ def silu_mul(
         tile = min(_TILE, triton.next_power_of_2(size))
         _silu_mul_kernel[(num_tokens, triton.cdiv(size, tile))](
             gate_up_T2N, out, gate_up_T2N.stride(0), out.stride(0),
-            SIZE=size, GELU=activation == "gelu_tanh", TILE=tile, num_warps=_NUM_WARPS,
+            SIZE=size, ACTIVATION=ACTIVATIONS[activation], TILE=tile, num_warps=_NUM_WARPS,
         )  # fmt: skip
     return out
 
@@ -66,7 +68,7 @@ def silu_mul_quantize_tokens(
         tile = min(_MAX_ROW_TILE, triton.next_power_of_2(size))
         _silu_mul_tokens_kernel[(num_tokens,)](
             gate_up_T2N, q_TN, scales_T1, gate_up_T2N.stride(0),
-            SIZE=size, GELU=activation == "gelu_tanh", POWER_OF_TWO=power_of_two, TILE=tile,
+            SIZE=size, ACTIVATION=ACTIVATIONS[activation], POWER_OF_TWO=power_of_two, TILE=tile,
             num_warps=row_warps(tile),
         )  # fmt: skip
     return q_TN, scales_T1
@@ -89,7 +91,7 @@ def silu_mul_quantize_groups(
         groups = min(_TILE // GROUP, triton.next_power_of_2(num_groups))
         _silu_mul_groups_kernel[(num_tokens, triton.cdiv(num_groups, groups))](
             gate_up_T2N, q_TN, scales_TG, gate_up_T2N.stride(0), num_tokens,
-            SIZE=size, GELU=activation == "gelu_tanh", POWER_OF_TWO=power_of_two, GROUPS=groups,
+            SIZE=size, ACTIVATION=ACTIVATIONS[activation], POWER_OF_TWO=power_of_two, GROUPS=groups,
             num_warps=_NUM_WARPS,
         )  # fmt: skip
     return q_TN, scales_TG
@@ -102,8 +104,8 @@ def row_warps(tile: int) -> int:
 
 
 def _checked_shape(gate_up_T2N: torch.Tensor, activation: str) -> tuple[int, int]:
-    if activation not in ("silu", "gelu_tanh"):
-        raise ValueError(f"activation={activation!r}: it must be silu or gelu_tanh")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation={activation!r}: it must be one of {', '.join(ACTIVATIONS)}")
     if gate_up_T2N.dim() != 2 or gate_up_T2N.shape[1] % 2 or gate_up_T2N.stride(1) != 1:
         raise ValueError(
             f"gate_up of shape {tuple(gate_up_T2N.shape)}, strides {gate_up_T2N.stride()}: it must be a matrix of an "
@@ -113,11 +115,13 @@ def _checked_shape(gate_up_T2N: torch.Tensor, activation: str) -> tuple[int, int
 
 
 @jit
-def _activated(gate_up, columns, SIZE: tl.constexpr, GELU: tl.constexpr):
-    """The result's columns, rounded to the input's dtype and returned as float32; 0 beyond SIZE."""
-    gate = widen(tl.load(gate_up + columns, mask=columns < SIZE, other=0.0))
-    up = widen(tl.load(gate_up + SIZE + columns, mask=columns < SIZE, other=0.0))
-    if GELU:
+def gated(gate, up, ACTIVATION: tl.constexpr):
+    """activation(gate) * up, float32. ACTIVATION: 0 silu, 1 gelu_tanh, 2 clamped_swiglu."""
+    if ACTIVATION == 2:
+        gate = tl.where(gate > 7.0, 7.0, gate)
+        up = tl.where(up > 7.0, 7.0, tl.where(up < -7.0, -7.0, up)) + 1.0
+        argument = 1.702 * gate
+    elif ACTIVATION == 1:
         # 0.5 (1 + tanh(u)) = sigmoid(2 u).
         argument = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)
     else:
@@ -125,16 +129,24 @@ def _activated(gate_up, columns, SIZE: tl.constexpr, GELU: tl.constexpr):
     # exp of a number that is never positive cannot overflow.
     small = tl.exp(-tl.abs(argument))
     sigmoid = tl.where(argument >= 0, 1.0, small) / (1.0 + small)
-    return widen(narrow(gate * sigmoid * up, gate_up.dtype.element_ty))
+    return gate * sigmoid * up
+
+
+@jit
+def _activated(gate_up, columns, SIZE: tl.constexpr, ACTIVATION: tl.constexpr):
+    """The result's columns, rounded to the input's dtype and returned as float32; 0 beyond SIZE."""
+    gate = widen(tl.load(gate_up + columns, mask=columns < SIZE, other=0.0))
+    up = widen(tl.load(gate_up + SIZE + columns, mask=columns < SIZE, other=0.0))
+    return widen(narrow(gated(gate, up, ACTIVATION), gate_up.dtype.element_ty))
 
 
 @jit
 def _silu_mul_kernel(
-    gate_up_T2N, out_TN, row_stride, out_stride, SIZE: tl.constexpr, GELU: tl.constexpr, TILE: tl.constexpr
+    gate_up_T2N, out_TN, row_stride, out_stride, SIZE: tl.constexpr, ACTIVATION: tl.constexpr, TILE: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    y = _activated(gate_up_T2N + row * row_stride, columns, SIZE, GELU)
+    y = _activated(gate_up_T2N + row * row_stride, columns, SIZE, ACTIVATION)
     tl.store(out_TN + row * out_stride + columns, narrow(y, out_TN.dtype.element_ty), mask=columns < SIZE)
 
 
@@ -145,7 +157,7 @@ def _silu_mul_tokens_kernel(
     scales_T1,
     row_stride,
     SIZE: tl.constexpr,
-    GELU: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     POWER_OF_TWO: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -154,16 +166,16 @@ def _silu_mul_tokens_kernel(
     q = q_TN + row * SIZE
     columns = tl.arange(0, TILE)
     if TILE >= SIZE:
-        y = _activated(gate_up, columns, SIZE, GELU)
+        y = _activated(gate_up, columns, SIZE, ACTIVATION)
         scale = scale_of(tl.max(size_bits(y), 0), POWER_OF_TWO)
         tl.store(q + columns, quantized(y, scale, q.dtype.element_ty), mask=columns < SIZE)
     else:
         largest = tl.zeros((TILE,), tl.int32)
         for start in range(0, SIZE, TILE):
-            largest = tl.maximum(largest, size_bits(_activated(gate_up, start + columns, SIZE, GELU)))
+            largest = tl.maximum(largest, size_bits(_activated(gate_up, start + columns, SIZE, ACTIVATION)))
         scale = scale_of(tl.max(largest, 0), POWER_OF_TWO)
         for start in range(0, SIZE, TILE):
-            y = _activated(gate_up, start + columns, SIZE, GELU)
+            y = _activated(gate_up, start + columns, SIZE, ACTIVATION)
             tl.store(q + start + columns, quantized(y, scale, q.dtype.element_ty), mask=start + columns < SIZE)
     tl.store(scales_T1 + row, scale)
 
@@ -176,14 +188,14 @@ def _silu_mul_groups_kernel(
     row_stride,
     num_tokens,
     SIZE: tl.constexpr,
-    GELU: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     POWER_OF_TWO: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     columns = groups[:, None] * 128 + tl.arange(0, 128)[None]
-    y = _activated(gate_up_T2N + row * row_stride, columns, SIZE, GELU)
+    y = _activated(gate_up_T2N + row * row_stride, columns, SIZE, ACTIVATION)
     scales = scale_of(tl.max(size_bits(y), 1), POWER_OF_TWO)
     q = quantized(y, scales[:, None], q_TN.dtype.element_ty)
     tl.store(q_TN + row * SIZE + columns, q, mask=columns < SIZE)

@@ -24,15 +24,28 @@ def shipped() -> list[KernelBuild]:
         for gated in (True, False)
         for is_fp8 in (False, True)
     ]
-    return [*gemms, recorded("combine", lambda: _run(FEW, is_fp8=False), kernel=_combine_kernel)]
+    biased = [
+        recorded(
+            f"{'gate-up' if gated else 'down'}-biased",
+            lambda: _run(MANY, is_fp8=False, has_biases=True),
+            kernel=_grouped_gemm_kernel,
+            nth=0 if gated else 1,
+            expects_wgmma=MANY.block_m >= 64,
+        )
+        for gated in (True, False)
+    ]
+    return [*gemms, *biased, recorded("combine", lambda: _run(FEW, is_fp8=False), kernel=_combine_kernel)]
 
 
-def _run(tile: MoeTile, *, is_fp8: bool) -> None:
+def _run(tile: MoeTile, *, is_fp8: bool, has_biases: bool = False) -> None:
     dtype = torch.float8_e4m3fn if is_fp8 else torch.bfloat16
     experts = Experts(
         gate_up_E2IH=tensor(dtype, _NUM_EXPERTS, 2 * _SIZE, _HIDDEN_SIZE),
         down_EHI=tensor(dtype, _NUM_EXPERTS, _HIDDEN_SIZE, _SIZE),
         gate_up_scales=float32(_NUM_EXPERTS, 2 * _SIZE // 128, _HIDDEN_SIZE // 128) if is_fp8 else None,
         down_scales=float32(_NUM_EXPERTS, _HIDDEN_SIZE // 128, _SIZE // 128) if is_fp8 else None,
+        gate_up_bias_E2I=bf16(_NUM_EXPERTS, 2 * _SIZE) if has_biases else None,
+        down_bias_EH=bf16(_NUM_EXPERTS, _HIDDEN_SIZE) if has_biases else None,
+        activation="clamped_swiglu" if has_biases else "silu",
     )
     run_experts(bf16(8, _HIDDEN_SIZE), experts, float32(8, _TOP_K), int32(8, _TOP_K), tile=tile)

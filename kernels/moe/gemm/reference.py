@@ -1,7 +1,10 @@
 """A mixture of experts as a loop over pairs, in float64."""
 
+from collections.abc import Callable
+
 import torch
-import torch.nn.functional as F
+
+from kernels.elementwise.silu_mul.reference import silu_mul
 
 
 def run_experts_reference(
@@ -10,13 +13,22 @@ def run_experts_reference(
     down_EHI: torch.Tensor,
     weights_TK: torch.Tensor,
     experts_TK: torch.Tensor,
+    gate_up_bias_E2I: torch.Tensor | None = None,
+    down_bias_EH: torch.Tensor | None = None,
+    activated: Callable[[torch.Tensor], torch.Tensor] = silu_mul,
 ) -> torch.Tensor:
-    """`kernels.moe.gemm.triton.run_experts`, with weights as numbers and nothing rounded: float64 [T, H]."""
+    """`kernels.moe.gemm.triton.run_experts`, with weights as numbers and nothing rounded: float64 [T, H]. activated:
+    one of kernels.elementwise.silu_mul.reference."""
     out_TH = torch.zeros(x_TH.shape, dtype=torch.float64)
     for token, (weights, experts) in enumerate(zip(weights_TK.tolist(), experts_TK.tolist(), strict=True)):
         for weight, expert in zip(weights, experts, strict=True):
             if expert < 0:
                 continue
-            gate_I, up_I = (gate_up_E2IH[expert].double() @ x_TH[token].double()).chunk(2)
-            out_TH[token] += weight * (down_EHI[expert].double() @ (F.silu(gate_I) * up_I))
+            gate_up_2I = gate_up_E2IH[expert].double() @ x_TH[token].double()
+            if gate_up_bias_E2I is not None:
+                gate_up_2I += gate_up_bias_E2I[expert].double()
+            down_H = down_EHI[expert].double() @ activated(gate_up_2I)
+            if down_bias_EH is not None:
+                down_H += down_bias_EH[expert].double()
+            out_TH[token] += weight * down_H
     return out_TH

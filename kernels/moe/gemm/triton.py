@@ -1,4 +1,4 @@
-"""Mixture of experts on a GPU: gate and up with SiLU, down, and the sum weighted by the router.
+"""Mixture of experts on a GPU: gate and up with an activation, down, and the sum weighted by the router.
 
 Computes in bf16 or fp16, or with e4m3 weights in blocks of 128 x 128 and activations quantized in groups of 128
 numbers, both as in kernels.gemm.quantize. No sum uses atomics: each row is added up in the order of K, and the experts
@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.elementwise.silu_mul.torch_cpu import Activation
+from kernels.elementwise.silu_mul.triton import ACTIVATIONS, gated
 from kernels.gemm.fp8.choose import device_of
 from kernels.gemm.quantize.triton import quantize_groups
 from kernels.moe.align.triton import AlignedPairs, align
@@ -35,6 +37,9 @@ class Experts:
     down_EHI: torch.Tensor
     gate_up_scales: torch.Tensor | None = None  # [E, 2I / 128, H / 128]
     down_scales: torch.Tensor | None = None  # [E, H / 128, I / 128]
+    gate_up_bias_E2I: torch.Tensor | None = None  # of the weights' dtype, not for e4m3
+    down_bias_EH: torch.Tensor | None = None
+    activation: Activation = "silu"
 
     def __post_init__(self) -> None:
         num_experts, rows, hidden_size = self.gate_up_E2IH.shape
@@ -44,6 +49,10 @@ class Experts:
                 f"down_EHI is {tuple(self.down_EHI.shape)}; gate_up_E2IH of {tuple(self.gate_up_E2IH.shape)} goes with "
                 f"{(num_experts, hidden_size, size)}"
             )
+        biases = (self.gate_up_bias_E2I, (num_experts, rows)), (self.down_bias_EH, (num_experts, hidden_size))
+        for bias, shape in biases:
+            if bias is not None and (bias.shape != shape or not bias.is_contiguous()):
+                raise ValueError(f"biases of shape {tuple(bias.shape)}; {shape}, contiguous, is needed")
         is_fp8 = self.gate_up_E2IH.dtype is torch.float8_e4m3fn
         if not is_fp8 and (self.gate_up_scales is not None or self.down_scales is not None):
             raise ValueError(f"scales are for e4m3 weights; these are {self.gate_up_E2IH.dtype}")
@@ -74,8 +83,8 @@ def run_experts(
     tuned_folder: str | Path | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Returns [T, H] in x's dtype, the sum over k of weights_TK[t, k] * down(silu(gate(x_t)) * up(x_t)), computed by
-    expert experts_TK[t, k].
+    """Returns [T, H] in x's dtype, the sum over k of weights_TK[t, k] * down(activation(gate(x_t)) * up(x_t)),
+    of expert experts_TK[t, k].
 
     x_TH: bf16 or fp16, the experts' dtype unless that is e4m3, contiguous. weights_TK: float32. experts_TK: int32, this
     rank's index of an expert, or -1 if another rank has it or the token is padding: such pairs add nothing, and a token
@@ -116,9 +125,14 @@ def run_experts(
         tile = tile or tile_for(num_pairs, num_experts or num_local_experts)
     pairs = align(experts_TK, num_local_experts, tile.block_m)
     gated_NI = torch.empty(num_pairs, size, dtype=x_TH.dtype, device=x_TH.device)
-    _grouped_gemm(x_TH, experts.gate_up_E2IH, experts.gate_up_scales, gated_NI, pairs, tile, top_k=top_k, gated=True)
+    _grouped_gemm(
+        x_TH, experts.gate_up_E2IH, experts.gate_up_scales, experts.gate_up_bias_E2I, gated_NI, pairs, tile,
+        top_k=top_k, activation=experts.activation,
+    )  # fmt: skip
     down_NH = torch.empty(num_pairs, hidden_size, dtype=x_TH.dtype, device=x_TH.device)
-    _grouped_gemm(gated_NI, experts.down_EHI, experts.down_scales, down_NH, pairs, tile, top_k=1, gated=False)
+    _grouped_gemm(
+        gated_NI, experts.down_EHI, experts.down_scales, experts.down_bias_EH, down_NH, pairs, tile, top_k=1,
+    )  # fmt: skip
     _combine_kernel[(num_tokens, triton.cdiv(hidden_size, _COMBINE_TILE))](
         down_NH, weights_TK, experts_TK, out_TH, hidden_size,
         TOP_K=top_k, TILE=_COMBINE_TILE, num_warps=_COMBINE_WARPS,
@@ -130,24 +144,29 @@ def _grouped_gemm(
     x: torch.Tensor,
     weight: torch.Tensor,
     weight_scales: torch.Tensor | None,
+    bias: torch.Tensor | None,
     out: torch.Tensor,
     pairs: AlignedPairs,
     tile: MoeTile,
     *,
     top_k: int,
-    gated: bool,
+    activation: Activation | None = None,
 ) -> None:
-    """Computes row p of out from row p // top_k of x, for each pair p with an expert; other rows stay unchanged."""
+    """Computes row p of out from row p // top_k of x, for each pair p with an expert; other rows stay unchanged.
+    activation: None: not gated."""
+    is_gated = activation is not None
     x_scales = None
     if weight_scales is not None:
         x, x_scales = quantize_groups(x)
     num_blocks, columns, depth = len(pairs.block_experts_B), out.shape[1], x.shape[1]
-    block_n = tile.gated_block_n if gated else tile.down_block_n
+    block_n = tile.gated_block_n if is_gated else tile.down_block_n
     block_k = tile.depth_bytes // x.element_size()
     _grouped_gemm_kernel[(num_blocks * triton.cdiv(columns, block_n),)](
-        x, weight, out, x_scales, weight_scales, pairs.pairs_BM, pairs.block_experts_B, num_blocks, columns, depth,
+        x, weight, out, x_scales, weight_scales, bias, pairs.pairs_BM, pairs.block_experts_B,
+        num_blocks, columns, depth,
         *((0, 0) if x_scales is None else x_scales.stride()),
-        TOP_K=top_k, GATED=gated, IS_FP8=x_scales is not None, EVEN_K=depth % block_k == 0, GROUP_M=tile.group_m,
+        TOP_K=top_k, GATED=is_gated, ACTIVATION=ACTIVATIONS[activation or "silu"], IS_FP8=x_scales is not None,
+        EVEN_K=depth % block_k == 0, GROUP_M=tile.group_m,
         BLOCK_M=pairs.block_m, BLOCK_N=block_n, BLOCK_K=block_k,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
@@ -172,6 +191,7 @@ def _grouped_gemm_kernel(
     out,
     x_scales,
     weight_scales,
+    bias,
     pairs_BM,
     block_experts_B,
     num_blocks,
@@ -181,6 +201,7 @@ def _grouped_gemm_kernel(
     x_scale_group_stride,
     TOP_K: tl.constexpr,
     GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     IS_FP8: tl.constexpr,
     EVEN_K: tl.constexpr,
     GROUP_M: tl.constexpr,
@@ -248,9 +269,16 @@ def _grouped_gemm_kernel(
         x_tile += BLOCK_K
         w_tile += BLOCK_K
 
-    if GATED:
+    if bias is not None:
+        bias_of_expert = bias + expert * rows_of_expert + column % N
+        acc += widen(tl.load(bias_of_expert))[None]
+        if GATED:
+            up_acc += widen(tl.load(bias_of_expert + N))[None]
+    if GATED and ACTIVATION == 0:
         # Beyond the bound exp would overflow; the quotient is 0 either way.
         acc = acc / (1.0 + tl.exp(tl.minimum(-acc, 87.0))) * up_acc
+    elif GATED:
+        acc = gated(acc, up_acc, ACTIVATION)
     out_tile = out + pair.to(tl.int64)[:, None] * N + column[None]
     tl.store(out_tile, narrow(acc, out.dtype.element_ty), mask=(pair >= 0)[:, None] & (column < N)[None])
 

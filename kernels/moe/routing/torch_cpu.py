@@ -28,7 +28,7 @@ def route(
     (DeepSeek-V2, arXiv 2405.04434, section 2.2.2). A token's result does not depend on other tokens.
     """
     logits_TE = logits_TE.float()
-    scores_TE = torch.softmax(logits_TE, dim=1) if scoring == "softmax" else _sigmoid(logits_TE)
+    scores_TE = torch.softmax(logits_TE, dim=1) if scoring == "softmax" else sigmoid(logits_TE)
     # Different logits may have equal scores: a sigmoid is 1 from 17 on.
     wanted_TE = logits_TE if bias_E is None else scores_TE + bias_E
     if top_k_groups < num_groups:
@@ -40,7 +40,7 @@ def route(
     return weights_TK * scaling_factor, experts_TK
 
 
-def _sigmoid(logits_TE: torch.Tensor) -> torch.Tensor:
+def sigmoid(logits_TE: torch.Tensor) -> torch.Tensor:
     """Computes the sigmoid as a softmax with 0. torch.sigmoid rounds differently where a tensor's last numbers don't
     fill a vector, so a token's scores would depend on the number of tokens."""
     return torch.stack((logits_TE, torch.zeros_like(logits_TE)), dim=-1).softmax(dim=-1)[..., 0]

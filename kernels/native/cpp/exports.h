@@ -62,6 +62,9 @@ void forward(const Linear& linear, const float* x, int64_t rows, Rest... rest) {
 
 OCTAVO_EXPORT void octavo_linear(const Linear* linear, const float* x, int64_t rows, float* y, int32_t epilogue) {
     forward<StoreOutput>(*linear, x, rows, y, static_cast<Epilogue>(epilogue));
+    if (linear->soft_cap > 0) {
+        parallel(rows, [&](int64_t r) { soft_cap(y + r * linear->outputs, linear->outputs, linear->soft_cap); });
+    }
 }
 
 // Fills ids[rows] and values[rows] of each row's largest output: see ArgmaxOutput. A row whose mask leaves no column
@@ -111,11 +114,12 @@ OCTAVO_EXPORT void octavo_plan_attention(AttentionStep* step, int64_t tokens, in
 }
 
 OCTAVO_EXPORT void octavo_attention(const AttentionStep* step, const float* q, int64_t stride, const void* cache,
-                                    float scale, float* out) {
+                                    float scale, float soft_cap, const float* sinks, float* out) {
+    const Scores scores = {scale, soft_cap, sinks};
     if (step->bf16_cache) {
-        attention<Vector, HalfQuery>(*step, q, stride, static_cast<const bf16*>(cache), scale, out);
+        attention<Vector, HalfQuery>(*step, q, stride, static_cast<const bf16*>(cache), scores, out);
     } else {
-        attention<Vector, float>(*step, q, stride, static_cast<const float*>(cache), scale, out);
+        attention<Vector, float>(*step, q, stride, static_cast<const float*>(cache), scores, out);
     }
 }
 

@@ -18,10 +18,12 @@ struct Call {
     void* output;
     void* cache;
     const float* cos_sin;
+    const float* sinks;  // null: attention has none
     const int64_t* numbers;  // token ids, positions or slots
     float* largest;  // linear: null, or receives rows' largest outputs, and `output` their columns
     int64_t size;  // of a row; attention's input: its token stride; a plan: rows of a tile
     float scale;  // of attention and embeddings; a norm's eps
+    float soft_cap;  // of attention's scores; 0: none
 };
 
 inline void run(const Call& call, int64_t tokens) {
@@ -37,7 +39,8 @@ inline void run(const Call& call, int64_t tokens) {
         case Call::kRopeCacheWrite:
             return octavo_rope_cache_write(static_cast<const RopeCacheWrite*>(call.operation), input, tokens,
                                            call.cos_sin, call.numbers, call.cache);
-        case Call::kAttention: return octavo_attention(step, input, call.size, call.cache, call.scale, output);
+        case Call::kAttention:
+            return octavo_attention(step, input, call.size, call.cache, call.scale, call.soft_cap, call.sinks, output);
         case Call::kEmbedding:
             return octavo_embedding(call.numbers, tokens, input, call.size, call.scale, output, call.variant);
         case Call::kCosSinTable:

@@ -137,4 +137,17 @@ inline V8 gelu_tanh(V8 x) {
     return x / (V8::all(1.0f) + exp2(inner * V8::all(-1.5957691216057308f * kLog2E)));
 }
 
+// gate (up + 1) / (1 + e^(-1.702 gate)), with gate at most 7 and up within [-7, 7]; NaN stays.
+inline V8 clamped_swiglu(V8 gate, V8 up) {
+    constexpr float kLimit = 7.0f, kAlpha = 1.702f;
+    const V8 least = {_mm256_min_ps(_mm256_set1_ps(kLimit), gate.x)};
+    const V8 activated = least / (V8::all(1.0f) + exp2(least * V8::all(-kAlpha * kLog2E)));
+    return activated * (clamp(up, -kLimit, kLimit) + V8::all(1.0f));
+}
+
+// cap tanh(x / cap) = cap - 2 cap / (1 + e^(2 x / cap)); e^x of a large x is huge but finite.
+inline V8 soft_capped(V8 x, float cap) {
+    return V8::all(cap) - V8::all(2 * cap) / (V8::all(1.0f) + exp2(x * V8::all(2 * kLog2E / cap)));
+}
+
 }  // namespace octavo

@@ -1,5 +1,6 @@
 import copy
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ class Case:
 
     def __init__(
         self, *rows: tuple[int, int], dtype: torch.dtype = torch.float32, window: int = 0, attention_chunk: int = 0,
-        block_size: int = BLOCK_SIZE,
+        block_size: int = BLOCK_SIZE, soft_cap: float = 0.0, has_sinks: bool = False,
     ) -> None:  # fmt: skip
         generator = torch.Generator().manual_seed(0)
         lens = [context for _, context in rows]
@@ -36,7 +37,8 @@ class Case:
         shape = (sum(num_blocks) + 1, block_size, 2, HEADS.num_kv_heads, HEADS.head_size)
         self.cache = torch.randn(shape, generator=generator).to(dtype)
         self.q = torch.randn(int(self.starts[-1]), HEADS.num_heads, HEADS.head_size, generator=generator)
-        self.window, self.attention_chunk = window, attention_chunk
+        self.window, self.attention_chunk, self.soft_cap = window, attention_chunk, soft_cap
+        self.sinks = torch.linspace(-2, 6, HEADS.num_heads) if has_sinks else None
 
     def in_blocks_of(self, block_size: int) -> "Case":
         """The same contexts, each block cut into several."""
@@ -58,9 +60,10 @@ class Case:
         )
         plan = AttentionPlanner(path, HEADS, self.window, self.attention_chunk).plan(step)
         with torch.inference_mode():
-            first = plan.attend(self.q, cache, 0.25)
+            attend = partial(plan.attend, self.q, cache, 0.25, soft_cap=self.soft_cap, sinks_H=self.sinks)
+            first = attend()
             # A plan serves every layer: what one layer leaves in its buffers must not affect the next.
-            second = plan.attend(self.q, cache, 0.25)
+            second = attend()
         assert torch.equal(first, second)
         return second
 
@@ -74,6 +77,8 @@ class Case:
             scale=0.25,
             window=self.window,
             attention_chunk=self.attention_chunk,
+            soft_cap=self.soft_cap,
+            sinks=self.sinks,
         )
 
 
@@ -115,6 +120,24 @@ CASES = {
 @pytest.mark.parametrize("rows", CASES.values(), ids=CASES)
 def test_agrees_with_float64(rows: list[tuple[int, int]], window: int, dtype: torch.dtype, kind: str) -> None:
     case, tolerance = Case(*rows, dtype=dtype, window=window, block_size=16), _tolerance(path_of(kind, dtype), dtype)
+    torch.testing.assert_close(case.run(kind).double(), case.expected(), rtol=tolerance, atol=tolerance)
+
+
+# Scores of these cases are about 1, and a few 4: both caps change them.
+SCORES = [(0.0, True), (1.5, False), (4.0, True)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize(("soft_cap", "has_sinks"), SCORES)
+def test_soft_caps_and_sinks_agree_with_float64(
+    soft_cap: float, has_sinks: bool, window: int, dtype: torch.dtype, kind: str
+) -> None:
+    """In decodes and prompts, within a segment and over several."""
+    rows = ((1, 12), (5, 30), (1, 1), (1, 1100), (7, 1030), (17, 17))
+    case = Case(*rows, dtype=dtype, window=window, block_size=16, soft_cap=soft_cap, has_sinks=has_sinks)
+    tolerance = _tolerance(path_of(kind, dtype), dtype)
     torch.testing.assert_close(case.run(kind).double(), case.expected(), rtol=tolerance, atol=tolerance)
 
 
@@ -165,10 +188,11 @@ def test_the_block_size_changes_no_bit(dtype: torch.dtype, kind: str) -> None:
 def test_machines_whose_paths_round_alike_agree_to_the_bit(dtype: torch.dtype) -> None:
     """Vectors of 8 and of 16 numbers add in the same order."""
     paths = [kind for kind in NATIVE_KINDS if _tolerance(path_of(kind, dtype), dtype) < 1e-2]
-    case = Case((1, 12), (9, 71), (1, 630), dtype=dtype, block_size=16)
-    results = [case.run(kind) for kind in paths]
-    assert len(results) > 1
-    assert all(torch.equal(result, results[0]) for result in results)
+    for soft_cap, has_sinks in ((0.0, False), (2.0, True)):
+        case = Case((1, 12), (9, 71), (1, 630), dtype=dtype, block_size=16, soft_cap=soft_cap, has_sinks=has_sinks)
+        results = [case.run(kind) for kind in paths]
+        assert len(results) > 1
+        assert all(torch.equal(result, results[0]) for result in results)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -188,13 +212,16 @@ DRAFTED = [(509, 513), (510, 518), (540, 543), (783, 800)]
 
 @pytest.mark.parametrize("kind", NATIVE_KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("window", "attention_chunk"), [(0, 0), (37, 0), (600, 0), (0, 300)])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 37}, {"window": 600}, {"attention_chunk": 300}, {"window": 37, "soft_cap": 2.0, "has_sinks": True}],
+)
 def test_a_query_has_the_same_bits_in_every_step(
-    window: int, attention_chunk: int, dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, Any], dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone or in a batch, as a decode or in a chunk of any length, with any tile height and number of threads."""
     length, kernels = 800, kernels_of(kind)
-    make = partial(Case, dtype=dtype, window=window, attention_chunk=attention_chunk, block_size=16)
+    make = partial(Case, dtype=dtype, block_size=16, **options)
     case = make((length, length), (1, 30))
     whole = case.run(kind)[:length]
     monkeypatch.setattr(native_module, "ROWS_PER_TILE", 7)

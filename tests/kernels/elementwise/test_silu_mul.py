@@ -24,3 +24,13 @@ def test_bfloat16_rounds_once() -> None:
     y = silu_mul(gate_up)
     assert y.dtype is torch.bfloat16
     torch.testing.assert_close(y.double(), reference.silu_mul(gate_up), rtol=2**-8, atol=1e-6)
+
+
+def test_clamped_swiglu_agrees_with_float64() -> None:
+    """Some gates and ups lie beyond the limits of 7."""
+    torch.manual_seed(0)
+    gate_up = torch.randn(5, 64) * 8
+    assert (gate_up.abs() > 7).any()
+    expected = reference.clamped_swiglu(gate_up)
+    got = silu_mul(gate_up, activation="clamped_swiglu").double()
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)

@@ -1,18 +1,23 @@
 """The GPU's gated activations, against float64 and against their unfused parts."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from kernels.elementwise.silu_mul import reference
+from kernels.elementwise.silu_mul import Activation, reference
 from kernels.elementwise.silu_mul.triton import silu_mul, silu_mul_quantize_groups, silu_mul_quantize_tokens
 from kernels.gemm.quantize import reference as quantize
 from tests.support.gpu.gpu import DEVICE
 from tests.support.kernels.rounding import assert_rounded, assert_same_e4m3
 
-REFERENCES = {"silu": reference.silu_mul, "gelu_tanh": reference.gelu_tanh_mul}
+REFERENCES: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": reference.silu_mul,
+    "gelu_tanh": reference.gelu_tanh_mul,
+    "clamped_swiglu": reference.clamped_swiglu,
+}
 # On a GPU the fused and the unfused kernel may be compiled to different instructions around exp, and the last bit of
 # the activation may move a number halfway between two e4m3 values to the other.
 ULPS = 0 if DEVICE == "cpu" else 1
@@ -26,10 +31,10 @@ def _gate_up(num_tokens: int, size: int, dtype: torch.dtype) -> torch.Tensor:
     return wide.to(dtype).to(DEVICE)[:, : 2 * size]
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", REFERENCES)
 @pytest.mark.parametrize("size", [1, 300, 1024, 2881])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_agrees_with_float64(dtype: torch.dtype, size: int, activation: Literal["silu", "gelu_tanh"]) -> None:
+def test_agrees_with_float64(dtype: torch.dtype, size: int, activation: Activation) -> None:
     gate_up = _gate_up(3, size, dtype)
     out = torch.full((3, size), float("nan"), dtype=dtype, device=DEVICE)
     assert silu_mul(gate_up, activation=activation, out=out) is out

@@ -1,11 +1,13 @@
 """kernels/moe_gemm against a loop over pairs; batches, padding and other ranks must not change results."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from kernels.elementwise.silu_mul.reference import clamped_swiglu
 from kernels.gemm.quantize import reference as fp8
 from kernels.moe.gemm.reference import run_experts_reference
 from kernels.moe.gemm.tiles import FEW, MANY, SOME, MoeTile, as_moe_tile, tile_for
@@ -64,6 +66,27 @@ def test_agrees_with_the_reference(
     )
     # Numbers between the GEMMs, and results, are rounded to 8 bits; sums have some 100 terms.
     torch.testing.assert_close(out_TH.double().cpu(), expected, rtol=2**-6, atol=2**-7)
+
+
+@pytest.mark.parametrize("tile", [FEW, MANY])
+def test_biases_and_a_clamped_activation_agree_with_the_reference(tile: MoeTile):
+    """Gates and ups beyond the limits of 7, and biases that differ by expert."""
+    num_experts, hidden_size, size = 3, 80, 48
+    plain = experts_of(num_experts, hidden_size, size)
+    biases = {
+        "gate_up_bias_E2I": random(num_experts, 2 * size, seed=8, size=6),
+        "down_bias_EH": random(num_experts, hidden_size, seed=9),
+    }
+    experts = replace(plain, **biases, activation="clamped_swiglu")
+    x_TH = random(9, hidden_size, seed=3)
+    weights_TK, experts_TK = routing(9, 2, num_experts)
+    expected = run_experts_reference(
+        x_TH.cpu(), plain.gate_up_E2IH.cpu(), plain.down_EHI.cpu(), weights_TK, experts_TK,
+        **{name: bias.cpu() for name, bias in biases.items()}, activated=clamped_swiglu,
+    )  # fmt: skip
+    out_TH = run_experts(x_TH, experts, weights_TK, experts_TK, tile=tile)
+    # Numbers between the GEMMs, up to 50 here, are rounded to 8 bits.
+    torch.testing.assert_close(out_TH.double().cpu(), expected, rtol=2**-6, atol=2**-4)
 
 
 def quantized_experts(num_experts: int, hidden_size: int, size: int) -> tuple[Experts, list[torch.Tensor]]:
