@@ -1,6 +1,6 @@
 """Describes a decoder as data: sizes, ropes, attention spans, experts. worker.models reads it from a model's files."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kernels.elementwise.silu_mul import Activation
@@ -19,25 +19,6 @@ class TemperatureConfig:
     def __post_init__(self) -> None:
         if self.floor_scale < 1:
             raise ValueError(f"floor_scale is {self.floor_scale}: it must be at least 1")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IropeConfig:
-    """A model that mixes layers with rope and layers without, which tell positions apart by the causal mask alone. Rope
-    rotates the pairs (2i, 2i + 1) of the checkpoint, not (i, i + head size / 2)."""
-
-    # Per layer: True if it has rope.
-    rope_layers: tuple[bool, ...]
-    # Layers with rope apply an RMS norm without weights to each head of q and k.
-    norms_heads: bool
-    # Scales the queries of layers without rope; None: no scaling.
-    temperature: TemperatureConfig | None
-
-    def has_head_norm(self, layer: int) -> bool:
-        return self.norms_heads and self.rope_layers[layer]
-
-    def has_temperature(self, layer: int) -> bool:
-        return self.temperature is not None and not self.rope_layers[layer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +87,27 @@ class RopeConfig:
     # Cosines and sines are multiplied by it.
     attention_factor: float = 1.0
     freq_factors: tuple[float, ...] | None = None
+    # longrope: freq_factors for sequences of up to original_max_position_embeddings tokens, and for longer ones.
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    # dynamic, longrope: the longest sequence that the model will compute. Frequencies depend on it, not on a sequence's
+    # own length: cached keys stay valid as a sequence grows.
+    length: int = 0
+
+    @property
+    def variant(self) -> str:
+        """Tells ropes apart that differ by `length`; empty: they never do."""
+        if self.scaling == "longrope":
+            return "long" if self.is_long else "short"
+        return f"dynamic {max(self.length, self.original_max_position_embeddings)}" if self.scaling == "dynamic" else ""
+
+    @property
+    def is_long(self) -> bool:
+        return self.length > self.original_max_position_embeddings
+
+    def for_length(self, length: int) -> "RopeConfig":
+        """Returns the rope for sequences of up to `length` tokens."""
+        return replace(self, length=length) if self.scaling in ("dynamic", "longrope") else self
 
 
 NO_ROPE = RopeConfig(theta=1.0, scaling="none")
@@ -144,6 +146,12 @@ class ExpertsConfig:
     scales_inputs: bool = False
     # Size of a shared MLP beside the experts, which computes every token; 0: there is none.
     shared_intermediate_size: int = 0
+    # The shared MLP's result is multiplied by the sigmoid of a linear layer with one output.
+    has_shared_gate: bool = False
+    # The router's logits, and each expert's projections, have biases.
+    has_linear_biases: bool = False
+    # Activation of the experts' gates; a shared MLP has silu.
+    activation: Activation = "silu"
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_experts_per_token <= self.num_experts:
@@ -189,6 +197,12 @@ class ModelConfig:
     rope: RopeConfig
     # Rope of layers with a sliding window, if it differs.
     local_rope: RopeConfig | None = None
+    # Per layer: True if it has rope; the others tell positions apart by the causal mask alone. Empty: all have it.
+    rope_layers: tuple[bool, ...] = ()
+    # Rope rotates the first rope_dims numbers of a head; None: all.
+    rope_dims: int | None = None
+    # Rope rotates the pairs (2i, 2i + 1) of the checkpoint, not (i, i + rope_dims / 2).
+    interleaved_rope: bool = False
     rms_norm_eps: float
     max_position_embeddings: int
     # Biases on: q, k and v; the attention's output; the MLP's three projections.
@@ -197,6 +211,10 @@ class ModelConfig:
     mlp_bias: bool = False
     # RMS norm of each head of q and k, before rope.
     qk_norm: bool = False
+    # RMS norm without weights of each head of q and k, in layers with rope.
+    norms_rotated_heads: bool = False
+    # Scales the queries of layers without rope; None: no scaling.
+    query_temperature: TemperatureConfig | None = None
     # RMS norm over all heads of q together, and over all heads of k together, before rope.
     projection_norm: bool = False
     # The checkpoint stores the weights of norms minus 1.
@@ -207,14 +225,23 @@ class ModelConfig:
     embedding_scale: float = 1.0
     # Attention scores are divided by its square root; None: by that of the head size.
     query_pre_attn_scalar: float | None = None
+    # Attention scores s become cap * tanh(s / cap); 0: no cap.
+    attention_soft_cap: float = 0.0
+    # Each head has a score that joins every softmax without a value (a sink).
+    has_sinks: bool = False
+    # What attention and MLP add to the residual stream is multiplied by it. In memory the whole stream is divided by it
+    # instead: then only embeddings and the epsilon of norms change, and rms_norm_eps is already that epsilon.
+    residual_multiplier: float = 1.0
+    # Logits are divided by it.
+    logits_scaling: float = 1.0
+    # Logits l become cap * tanh(l / cap); 0: no cap.
+    logits_soft_cap: float = 0.0
     tie_word_embeddings: bool = False
     # Per layer: the sliding window in tokens, including the token itself; 0: the layer sees everything.
     layer_windows: tuple[int, ...]
     # Per layer: the chunk size in tokens; a token attends only within its own chunk; 0: no chunks. Empty: no chunks in
     # any layer.
     layer_chunks: tuple[int, ...] = ()
-    # None: all layers have rope.
-    irope: IropeConfig | None = None
     # None: every layer has an MLP.
     experts: ExpertsConfig | None = None
     # None: the keys and values of each KV head are cached as they are.
@@ -235,8 +262,26 @@ class ModelConfig:
             raise ValueError(f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}")
         if self.head_size < 2 or self.head_size % 2:
             raise ValueError(f"head_size is {self.head_size}: it must be even, since rope rotates pairs of numbers")
+        if self.rope_dims is not None and (not 2 <= self.rope_dims <= self.head_size or self.rope_dims % 2):
+            raise ValueError(
+                f"rope rotates {self.rope_dims} of {self.head_size} numbers of a head (partial_rotary_factor): it must "
+                "be an even number of them"
+            )
         assert len(self.layer_windows) == self.num_layers
         assert len(self.layer_chunks) in (0, self.num_layers)
+        assert len(self.rope_layers) in (0, self.num_layers)
+
+    @property
+    def longest_context(self) -> int:
+        """The most tokens of a sequence: a dynamic rope stretches max_position_embeddings, if a user asks for more."""
+        is_dynamic = self.rope.scaling == "dynamic"
+        return int(self.max_position_embeddings * self.rope.factor) if is_dynamic else self.max_position_embeddings
+
+    def for_length(self, length: int) -> "ModelConfig":
+        """Returns the config for sequences of up to `length` tokens; 0: max_position_embeddings."""
+        length = length or self.max_position_embeddings
+        local = None if self.local_rope is None else self.local_rope.for_length(length)
+        return replace(self, rope=self.rope.for_length(length), local_rope=local)
 
     @property
     def group_size(self) -> int:
@@ -251,18 +296,28 @@ class ModelConfig:
     @property
     def rope_size(self) -> int:
         """Numbers of a head that rope rotates."""
+        return (self.rope_dims or self.head_size) if self.latent is None else self.latent.rope_size
+
+    @property
+    def rotary_width(self) -> int:
+        """Numbers of a head, or of its part for rope, that a table of cosines and sines covers."""
         return self.head_size if self.latent is None else self.latent.rope_size
 
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
-        if self.irope is not None:
-            return self.rope, NO_ROPE
-        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+        ropes = (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+        return ropes if all(self.rope_layers) else (*ropes, NO_ROPE)
+
+    def has_rope(self, layer: int) -> bool:
+        return not self.rope_layers or self.rope_layers[layer]
+
+    def has_temperature(self, layer: int) -> bool:
+        return self.query_temperature is not None and not self.has_rope(layer)
 
     def rope_of(self, layer: int) -> int:
         """The index into `ropes` of the layer's rope."""
-        if self.irope is not None:
-            return 0 if self.irope.rope_layers[layer] else 1
+        if not self.has_rope(layer):
+            return len(self.ropes) - 1
         return 1 if self.local_rope is not None and self.layer_windows[layer] else 0
 
     def attention_span_of(self, layer: int) -> AttentionSpan:

@@ -72,6 +72,7 @@ def build_cpu_runner(
         quantization=options.quantization,
         make_backend=make_backend,
         cache=open_weight_cache(options.weight_cache),
+        max_model_len=options.max_model_len,
         progress=progress,
     )
     backend = loaded.model.backend

@@ -110,6 +110,7 @@ def build_gpu_runner(
             load_format=options.load_format,
             quantization=options.quantization,
             make_backend=partial(_make_backend, options, device, rank=rank),
+            max_model_len=options.max_model_len,
             progress=progress,
         )
     backend = loaded.model.backend

@@ -27,15 +27,15 @@ class QueryTemperature:
     """Factors for the queries of a step; worker.model_config.TemperatureConfig has the formula."""
 
     def __init__(self, config: ModelConfig, backend: Backend) -> None:
-        self._config = None if config.irope is None else config.irope.temperature
+        self._config = config.query_temperature
         if self._config is not None:
             # A table, because a logarithm may round differently at another position in a tensor.
-            steps = torch.arange(config.max_position_embeddings // self._config.floor_scale + 1, dtype=torch.float32)
+            steps = torch.arange(config.longest_context // self._config.floor_scale + 1, dtype=torch.float32)
             self._table = (1 + self._config.scale * torch.log1p(steps)).to(backend.device)
 
     def __call__(self, positions_T: torch.Tensor, workspace: Workspace) -> torch.Tensor | None:
         """Returns float32 [T], in the workspace, or None if no layer has a temperature. positions_T: below
-        max_position_embeddings."""
+        the config's longest_context."""
         if self._config is None:
             return None
         steps_T = (positions_T + 1).div_(self._config.floor_scale, rounding_mode="floor")
@@ -107,14 +107,14 @@ class Attention:
         self._layer, self._added_norm = layer, added_norm
         self._has_norm, self._dtype = norm is not None, backend.compute_dtype
         self._span, self._rope = config.attention_span_of(layer), config.rope_of(layer)
-        self._scale, irope = config.attention_scale, config.irope
-        self._has_temperature = irope is not None and irope.has_temperature(layer)
+        self._scale, self.softcap = config.attention_scale, config.attention_soft_cap
+        self._has_temperature = config.has_temperature(layer)
         eps = config.rms_norm_eps
 
         def heads(name: str, rows: torch.Tensor) -> torch.Tensor:
-            if backend.gpu is not None or irope is not None or name.endswith("v_proj"):
+            if backend.gpu is not None or config.interleaved_rope or name.endswith("v_proj"):
                 return rows
-            return interleave_rope_pairs(rows, config.head_size)
+            return interleave_rope_pairs(rows, config.head_size, config.rope_size)
 
         local = LocalHeads(config, backend.shard)
         names = {f"{prefix}.{kind}_proj": local.rows_of(kind) for kind in "qkv"}
@@ -126,6 +126,10 @@ class Attention:
             reader, [f"{prefix}.o_proj"], bias=config.attention_output_bias, backend=backend, inputs=local.rows_of("q")
         )
         self._kv_scales = kv_scales_of(reader, prefix, backend)
+        # Scores that join each head's softmax without a value; None: there are none.
+        self.sinks_H: torch.Tensor | None = None
+        if config.has_sinks:
+            self.sinks_H = reader.float32(f"{prefix}.sinks")[local.heads].contiguous().to(backend.device)
         self._projection_norms: list[ProjectionNorm] = []
         if config.projection_norm:
             self._projection_norms = [
@@ -136,7 +140,7 @@ class Attention:
             q_D, k_D = (heads(kind, reader(f"{prefix}.{kind}_norm.weight").float()) for kind in "qk")
             shape = local.shape
             head_norm_HD = torch.cat((q_D.expand(shape.num_heads, -1), k_D.expand(shape.num_kv_heads, -1)))
-        elif irope is not None and irope.has_head_norm(layer):
+        elif config.norms_rotated_heads and config.has_rope(layer):
             # The model norms heads after rope; doing it before is the same, since rope keeps a head's length.
             head_norm_HD = torch.ones(local.shape.num_heads + local.shape.num_kv_heads, config.head_size)
         self._rope_cache_write = RopeCacheWrite(
@@ -147,7 +151,7 @@ class Attention:
             head_norm_HD=head_norm_HD,
             eps=eps,
             kv_scales=self._kv_scales,
-            interleaved=irope is not None,
+            interleaved=config.interleaved_rope,
         )
 
     @staticmethod
@@ -161,6 +165,8 @@ class Attention:
             shapes |= {f"{prefix}.{kind}_norm.weight": (config.head_size,) for kind in "qk"}
         elif config.projection_norm:
             shapes |= {f"{prefix}.q_norm.weight": (q,), f"{prefix}.k_norm.weight": (kv,)}
+        if config.has_sinks:
+            shapes[f"{prefix}.sinks"] = (config.num_heads,)
         return shapes
 
     @property
@@ -194,6 +200,8 @@ class Attention:
             self._scale,
             out=context.workspace.take("heads", *q_THD.shape),
             kv_scales=self._kv_scales,
+            soft_cap=self.softcap,
+            sinks_H=self.sinks_H,
         )
 
 

@@ -15,10 +15,10 @@ class Embedding:
     """The token embeddings. A tensor-parallel rank holds a part of the vocabulary and gives zeros for other ids; the
     sum over the ranks is the result."""
 
-    def __init__(self, table_VE: torch.Tensor, backend: Backend, *, scale: float = 1.0) -> None:
+    def __init__(self, table_VE: torch.Tensor, backend: Backend, *, scale: float = 1.0, divisor: float = 1.0) -> None:
         """table_VE: the whole vocabulary, in the model's dtype. scale: multiplies each number; it is rounded to that
-        dtype first, as in the training of models with a scale."""
-        self._first_id, self._scale = 0, torch.tensor(scale, dtype=table_VE.dtype).item()
+        dtype first, as in the training of models with a scale. divisor: divides the results; not rounded."""
+        self._first_id, self._scale = 0, torch.tensor(scale, dtype=table_VE.dtype).item() / divisor
         if backend.shard.size > 1:
             part = backend.shard.covering(len(table_VE), "vocab_size")
             # A copy: a view would keep the whole table in memory.

@@ -56,16 +56,24 @@ def load_linear(
 
 
 def load_head(
-    reader: WeightReader, name: str, *, backend: Backend, norm: str, eps: float, outputs: slice | None = None
+    reader: WeightReader,
+    name: str,
+    *,
+    backend: Backend,
+    norm: str,
+    eps: float,
+    outputs: slice | None = None,
+    scaling: float = 1.0,
+    soft_cap: float = 0.0,
 ) -> PackedLinear:
     """Loads the output head, fused with the model's last norm. name: its weights, which may be the embeddings'.
-    outputs: this rank's part of the vocabulary."""
-    norm_I = reader(norm).float()
+    outputs: this rank's part of the vocabulary. scaling: logits are divided by it. soft_cap: see PackedLinear."""
+    norm_I = reader(norm).float() / scaling
 
     def weight() -> Weight:
         return reader.head_weight(name, outputs)
 
-    return _packed(reader, [name], weight, None, backend, norm_I, eps, gated=False)
+    return _packed(reader, [name], weight, None, backend, norm_I, eps, gated=False, soft_cap=soft_cap)
 
 
 def _packed(
@@ -79,12 +87,14 @@ def _packed(
     *,
     gated: bool,
     activation: Activation = "silu",
+    soft_cap: float = 0.0,
 ) -> PackedLinear:
     """Makes a layer of weights that an earlier start has packed, or else of `weight()`."""
     kept = reader.packed(names)
     linear = PackedLinear(
-        weight() if kept is None else kept, bias_O, backend, norm_I=norm_I, eps=eps, gated=gated, activation=activation
-    )
+        weight() if kept is None else kept, bias_O, backend, norm_I=norm_I, eps=eps, gated=gated, activation=activation,
+        soft_cap=soft_cap,
+    )  # fmt: skip
     if kept is None and linear.packed is not None:
         reader.keep(names, linear.packed)
     return linear

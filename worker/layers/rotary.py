@@ -15,10 +15,14 @@ class Rotary:
     """Cosines and sines of a step's positions, computed in each step: a table for the longest context would take much
     memory and save little time."""
 
-    def __init__(self, ropes: Sequence[RopeConfig], head_size: int, backend: Backend) -> None:
-        """ropes: all different ropes of the model's layers."""
+    def __init__(
+        self, ropes: Sequence[RopeConfig], rope_size: int, backend: Backend, head_size: int | None = None
+    ) -> None:
+        """ropes: all different ropes of the model's layers. rope_size: numbers of a head that they rotate. head_size:
+        None: they rotate all."""
+        num_pairs = (head_size or rope_size) // 2
         self._tables = [
-            (f"cos_sin {i}", CosSinTable(backend, rope_frequencies(rope, head_size), rope.attention_factor))
+            (f"cos_sin {i}", CosSinTable(backend, rope_frequencies(rope, rope_size), rope.attention_factor, num_pairs))
             for i, rope in enumerate(ropes)
         ]
 
@@ -34,19 +38,33 @@ def rope_frequencies(config: RopeConfig, head_size: int) -> torch.Tensor:
     """Returns float32 [head size / 2], in radians per token. Raises ValueError for another number of freq_factors."""
     if config.scaling == "none":
         return torch.zeros(head_size // 2)
-    frequencies = 1.0 / (config.theta ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size))
+    theta = _dynamic_theta(config, head_size) if config.scaling == "dynamic" else config.theta
+    frequencies = 1.0 / (theta ** (torch.arange(0, head_size, 2, dtype=torch.float32) / head_size))
     if config.scaling == "linear":
         frequencies = frequencies / config.factor
     elif config.scaling == "llama3":
         frequencies = _llama3(frequencies, config)
     elif config.scaling == "yarn":
         frequencies = _yarn(frequencies, config, head_size)
-    if config.freq_factors is not None:
-        if len(config.freq_factors) != head_size // 2:
+    factors = config.freq_factors
+    if config.scaling == "longrope":
+        factors = config.long_factors if config.is_long else config.short_factors
+    if factors is not None:
+        if len(factors) != head_size // 2:
             expected = head_size // 2
-            raise ValueError(f"{len(config.freq_factors)} rope factors: there must be half the head size, {expected}")
-        frequencies = frequencies / torch.tensor(config.freq_factors)
+            raise ValueError(
+                f"{len(factors)} rope factors: there must be half the numbers that rope rotates, {expected}"
+            )
+        frequencies = frequencies / torch.tensor(factors)
     return frequencies
+
+
+def _dynamic_theta(config: RopeConfig, rope_size: int) -> float:
+    """Dynamic NTK scaling (reddit.com/r/LocalLLaMA, bloc97 and emozilla, as in transformers) for sequences of
+    config.length tokens: up to the trained context nothing changes."""
+    context = config.original_max_position_embeddings
+    stretched = config.factor * max(config.length, context) / context - (config.factor - 1)
+    return config.theta * stretched ** (rope_size / (rope_size - 2))
 
 
 def _llama3(frequencies: torch.Tensor, config: RopeConfig) -> torch.Tensor:

@@ -75,6 +75,7 @@ def config_from_json(raw: Mapping[str, Any], generation: Mapping[str, Any] = Map
     eos = {*_ids(raw.get("eos_token_id")), *_ids(generation.get("eos_token_id"))}
     own_fields = family.fields(raw, num_layers)
     shared_fields: dict[str, Any] = {
+        "rms_norm_eps": float(raw.get("rms_norm_eps", 1e-6)),
         "intermediate_size": int(raw["intermediate_size"]),
         "num_kv_heads": int(raw.get("num_key_value_heads") or num_heads),
         "head_size": int(raw.get("head_dim") or raw["hidden_size"] // num_heads),
@@ -88,7 +89,6 @@ def config_from_json(raw: Mapping[str, Any], generation: Mapping[str, Any] = Map
         hidden_size=int(raw["hidden_size"]),
         num_layers=num_layers,
         num_heads=num_heads,
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         max_position_embeddings=int(raw["max_position_embeddings"]),
         mlp_bias=bool(raw.get("mlp_bias", False)),
         bos_token_id=raw.get("bos_token_id"),

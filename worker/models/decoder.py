@@ -58,9 +58,11 @@ class Decoder(ABC):
         self.config, self.backend = config, backend
         reader = self.adapted(config, reader)
         self._embed = (
-            Embedding(reader(EMBEDDING), backend, scale=config.embedding_scale) if backend.stage.is_first else None
+            Embedding(reader(EMBEDDING), backend, scale=config.embedding_scale, divisor=config.residual_multiplier)
+            if backend.stage.is_first
+            else None
         )
-        self.rotary = Rotary(config.ropes, config.rope_size, backend)
+        self.rotary = Rotary(config.ropes, config.rope_size, backend, config.rotary_width)
         self.query_temperature = QueryTemperature(config, backend)
         self._first_layer = layers.start
         self._layers = [self.block(config, layer, reader, backend) for layer in layers]
@@ -131,5 +133,7 @@ class Decoder(ABC):
             norm=NORM,
             eps=config.rms_norm_eps,
             outputs=backend.shard.covering(config.vocab_size, "vocab_size") if backend.shard.size > 1 else None,
+            scaling=config.logits_scaling,
+            soft_cap=config.logits_soft_cap,
         )
         return OutputHead(linear, config.vocab_size, backend)

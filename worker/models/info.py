@@ -40,13 +40,14 @@ def fingerprint(
     kernels: str,
     tensor_size: int = 1,
     whole_experts: bool = False,
+    rope: str = "",
 ) -> str:
     """Returns 16 hexadecimal digits over weights, dtype, quantization, kernels, parallel sizes and versions.
 
     kernels: from `cpu_kernels` or `gpu_kernels`; they determine the KV cache's dtype, too. whole_experts: True if the
     ranks of a tensor group have whole experts instead of a part of each, which changes the bits of sums. Which rank has
     which experts, and how many replicas share them, changes no bit on CPUs, and on GPUs no more than the tensor group's
-    size does.
+    size does. rope: RopeConfig.variant.
     """
     parts = [
         ("weights", weights_digest),
@@ -59,6 +60,8 @@ def fingerprint(
     ]
     if whole_experts:
         parts.append(("experts", "whole"))
+    if rope:
+        parts.append(("rope", rope))
     return hashlib.sha256("\n".join(f"{name}={value}" for name, value in parts).encode()).hexdigest()[:16]
 
 
@@ -95,6 +98,7 @@ def model_info(
             kernels=kernels,
             tensor_size=options.tensor_parallel_size,
             whole_experts=options.enable_expert_parallel and options.tensor_parallel_size > 1,
+            rope=config.rope.variant,
         ),
         max_model_len=max_model_len,
         vocab_size=config.vocab_size,
@@ -187,12 +191,12 @@ def resolve_num_swap_blocks(
 
 def longest_sequence(options: Options, config: ModelConfig) -> int:
     """Returns max_model_len if it is set, else the model's context length. Raises PermanentError if it is larger."""
-    context = config.max_position_embeddings
-    if options.max_model_len > context:
+    longest = config.longest_context
+    if options.max_model_len > longest:
         raise PermanentError(
-            f"max_model_len={options.max_model_len} is beyond the model's context length: use {context} or less"
+            f"max_model_len={options.max_model_len} is beyond the model's context length: use {longest} or less"
         )
-    return options.max_model_len or context
+    return options.max_model_len or config.max_position_embeddings
 
 
 def resolve_max_model_len(options: Options, config: ModelConfig, num_blocks: int, *, on_gpu: bool = False) -> int:

@@ -1,6 +1,7 @@
 """Loads a model from its files."""
 
 import hashlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +32,8 @@ from worker.weights.reader import WeightsError
 from worker.weights.safetensors_source import SafetensorsSource
 from worker.weights.source import DummySource, SourceReader, TensorSource, check_tensors
 
+_log = logging.getLogger("octavo.worker")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedModel:
@@ -51,6 +54,7 @@ def load_model(
     quantization: QuantizationOption = "auto",
     make_backend: Callable[[ModelConfig], Backend] | None = None,
     cache: WeightCache | None = None,
+    max_model_len: int = 0,
     progress: Callable[[float], None] = lambda fraction: None,
 ) -> LoadedModel:
     """Reads a model's config and weights, and packs the weights for this machine.
@@ -58,7 +62,8 @@ def load_model(
     load_format: auto, safetensors, gguf or dummy (random weights with the config's shapes). quantization: of the linear
     layers' weights; auto: what the checkpoint was made for, if the backend supports it. make_backend: makes the backend
     that computes the model; None: the best one for `dtype` on this CPU. cache: looks up and keeps packed weights, but
-    not random ones. progress gets fractions from 0 to 1, on this thread. Raises WeightsError.
+    not random ones. max_model_len: the longest sequence that the model will compute, on which some ropes depend; 0: the
+    model's context. progress gets fractions from 0 to 1, on this thread. Raises WeightsError.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise WeightsError(f"dtype={dtype} is not supported; float32 and bfloat16 are")
@@ -69,7 +74,7 @@ def load_model(
         raise WeightsError(f"load_format={load_format!r} does not fit {files.path}, which is {file_format}; use auto")
     progress(0.0)
     checkpoint = open_checkpoint(files, None if cache is None else cache.directory, dummy=load_format == "dummy")
-    config = checkpoint.config
+    config = checkpoint.config.for_length(max_model_len)
     backend = cpu_backend(dtype, config.head_size) if make_backend is None else make_backend(config)
     resolved = resolve_quantization(quantization, checkpoint.made_for, backend)
     cls = family_of(config.architecture).model
@@ -164,7 +169,12 @@ def _read_config(directory: Path) -> tuple[ModelConfig, StoredQuantization]:
         raise WeightsError(str(error)) from None
     file = directory / "config.json"
     try:
-        return config, stored_quantization(read_json(file))
+        raw = read_json(file)
+        method = (raw.get("quantization_config") or {}).get("quant_method")
+        if method in family_of(config.architecture).dequantizes:
+            _log.info("%s: the %s weights of experts are dequantized to the model's dtype", directory, method)
+            return config, StoredQuantization()
+        return config, stored_quantization(raw)
     except ValueError as error:
         raise WeightsError(f"{file}: {error}") from None
 

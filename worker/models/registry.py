@@ -2,26 +2,35 @@
 
 from worker.models.decoder import Decoder
 from worker.models.families.deepseek import DEEPSEEK
-from worker.models.families.gemma3 import GEMMA3
-from worker.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from worker.models.families.gemma3 import GEMMA2, GEMMA3
+from worker.models.families.glm4 import GLM4
+from worker.models.families.gpt_oss import GPT_OSS
+from worker.models.families.llama import GRANITE, LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3
 from worker.models.families.llama4 import LLAMA4
-from worker.models.families.mixtral import MIXTRAL, QWEN3_MOE
-from worker.models.families.olmo2 import OLMO2
+from worker.models.families.mixtral import MIXTRAL, QWEN2_MOE, QWEN3_MOE
+from worker.models.families.olmo2 import OLMO2, OLMO3
 from worker.models.families.phi3 import PHI3
 from worker.models.family import Family, GgufFamily
 
 FAMILIES = (
     DEEPSEEK,
+    GEMMA2,
     GEMMA3,
+    GLM4,
+    GPT_OSS,
+    GRANITE,
     LLAMA,
     LLAMA4,
     MISTRAL,
     MIXTRAL,
     OLMO2,
+    OLMO3,
     PHI3,
     QWEN2,
+    QWEN2_MOE,
     QWEN3,
     QWEN3_MOE,
+    SMOLLM3,
 )
 
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}

@@ -6,7 +6,9 @@ from typing import Any
 
 from worker.model_config import RopeConfig
 
-SCALINGS = ("default", "linear", "llama3", "yarn")
+SCALINGS = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
+# Every fourth layer has no rope, in models that have such layers and do not name them.
+_ROPE_INTERVAL = 4
 
 
 def rope_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -14,9 +16,32 @@ def rope_settings(raw: Mapping[str, Any]) -> dict[str, Any]:
     return dict(raw.get("rope_scaling") or {}) | dict(raw.get("rope_parameters") or {})
 
 
-def rope_from_config_json(raw: Mapping[str, Any]) -> RopeConfig:
+def partial_rotary_factor(raw: Mapping[str, Any], default: float = 1.0) -> float:
+    """Returns the part of a head that rope rotates."""
+    return float(rope_settings(raw).get("partial_rotary_factor", raw.get("partial_rotary_factor", default)))
+
+
+def rope_dims(raw: Mapping[str, Any], default: float = 1.0) -> int:
+    """Returns the numbers of a head that rope rotates, as transformers computes them."""
+    head_size = int(raw.get("head_dim") or int(raw["hidden_size"]) // int(raw["num_attention_heads"]))
+    return int(head_size * partial_rotary_factor(raw, default))
+
+
+def rope_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
+    """Returns True for each layer with rope, in models that have layers without."""
+    # Despite its name, it has a 1 for each layer with rope.
+    said = raw.get("no_rope_layers")
+    if not said:
+        interval = int(raw.get("no_rope_layer_interval") or _ROPE_INTERVAL)
+        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+    if len(said) < num_layers:
+        raise ValueError(f"no_rope_layers has {len(said)} numbers for {num_layers} layers: there must be one per layer")
+    return tuple(bool(number) for number in said[:num_layers])
+
+
+def rope_from_config_json(raw: Mapping[str, Any], *, is_partial: bool = False) -> RopeConfig:
     """Returns the RopeConfig of a config.json: from `rope_parameters` (transformers 5), or from `rope_theta` and
-    `rope_scaling` (before it).
+    `rope_scaling` (before it). is_partial: the family reads partial_rotary_factor, so it may differ from 1.
 
     Raises ValueError for a scaling not in SCALINGS, or one that lacks a number.
     """
@@ -26,8 +51,8 @@ def rope_from_config_json(raw: Mapping[str, Any]) -> RopeConfig:
     scaling = settings.get("rope_type", settings.get("type", "default"))
     if scaling not in SCALINGS:
         raise ValueError(f"rope_type={scaling!r} is not supported; one of {', '.join(SCALINGS)} is")
-    if settings.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise ValueError("partial_rotary_factor other than 1 is not supported")
+    if partial_rotary_factor(raw) != 1.0 and not is_partial:
+        raise ValueError("partial_rotary_factor other than 1 is not supported for this architecture")
     theta = float(settings.get("rope_theta", raw.get("rope_theta", 10000.0)))
     if scaling == "default":
         return RopeConfig(theta=theta)
@@ -48,6 +73,17 @@ def rope_from_config_json(raw: Mapping[str, Any]) -> RopeConfig:
                 low_freq_factor=_number(settings.get("low_freq_factor"), "low_freq_factor"),
                 high_freq_factor=_number(settings.get("high_freq_factor"), "high_freq_factor"),
             )
+        if scaling == "dynamic":
+            context = int(raw["max_position_embeddings"])
+            return RopeConfig(
+                theta=theta,
+                scaling=scaling,
+                factor=_number(factor, "factor"),
+                original_max_position_embeddings=context,
+                length=context,
+            )
+        if scaling == "longrope":
+            return _longrope(raw, settings, theta)
         return yarn(
             theta=theta,
             factor=_number(factor, "factor"),
@@ -61,6 +97,45 @@ def rope_from_config_json(raw: Mapping[str, Any]) -> RopeConfig:
         )
     except (TypeError, KeyError) as error:
         raise ValueError(f"rope_type={scaling!r}: {error}") from None
+
+
+def ropes_by_type(raw: Mapping[str, Any], theta: float, local_theta: float) -> tuple[RopeConfig, RopeConfig]:
+    """Returns the ropes of layers with full attention and of those with a window; in old files scaling does not apply
+    to the latter. theta, local_theta: for files that don't name them."""
+    by_type = raw.get("rope_parameters") or {}
+    settings = {
+        "max_position_embeddings": raw["max_position_embeddings"],
+        "rope_theta": raw.get("rope_theta", theta),
+        "rope_scaling": raw.get("rope_scaling"),
+        "rope_parameters": by_type.get("full_attention"),
+    }
+    local = {
+        "max_position_embeddings": raw["max_position_embeddings"],
+        "rope_theta": local_theta,
+        "rope_parameters": by_type.get("sliding_attention"),
+    }
+    return rope_from_config_json(settings), rope_from_config_json(local)
+
+
+def _longrope(raw: Mapping[str, Any], settings: Mapping[str, Any], theta: float) -> RopeConfig:
+    """LongRoPE (arXiv 2402.13753), with the attention factor of Phi-3's authors, which depends on both contexts."""
+    context = int(raw["max_position_embeddings"])
+    said = raw.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
+    original = int(said or context)
+    attention_factor = settings.get("attention_factor")
+    if attention_factor is None:
+        stretched = _number(settings.get("factor") or context / original, "factor")
+        attention_factor = math.sqrt(1 + math.log(stretched) / math.log(original)) if stretched > 1 else 1.0
+    short, long = (_factors(settings.get(name), name, rope_dims(raw) // 2) for name in ("short_factor", "long_factor"))
+    return RopeConfig(
+        theta=theta,
+        scaling="longrope",
+        original_max_position_embeddings=original,
+        attention_factor=_number(attention_factor, "attention_factor"),
+        short_factors=short,
+        long_factors=long,
+        length=context,
+    )
 
 
 def yarn(
@@ -96,6 +171,12 @@ def yarn(
 def yarn_mscale(factor: float, mscale: float) -> float:
     """Returns the factor that sharpens attention for a context `factor` times as long (YaRN, section 3.4)."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _factors(value: Any, name: str, count: int) -> tuple[float, ...]:
+    if not isinstance(value, list) or len(value) != count:
+        raise TypeError(f"{name}={value!r}: a list of {count} numbers is expected, one for each pair that rope rotates")
+    return tuple(_number(number, name) for number in value)
 
 
 def _number(value: Any, name: str) -> float:

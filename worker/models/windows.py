@@ -21,6 +21,14 @@ def windows_if_used(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:
     return windows_by_type(int(raw.get("sliding_window") or 0), types, num_layers)
 
 
+def alternating_windows(raw: Mapping[str, Any], num_layers: int, *, period: int) -> tuple[int, ...]:
+    """Returns the windows that layer_types names; without it, every period-th layer has full attention."""
+    types = raw.get("layer_types")
+    if types is None:
+        types = ["full_attention" if (layer + 1) % period == 0 else "sliding_attention" for layer in range(num_layers)]
+    return windows_by_type(int(raw.get("sliding_window") or 0), types, num_layers)
+
+
 def windows_by_type(window: int, types: Sequence[str], num_layers: int) -> tuple[int, ...]:
     """Returns the window for layers of type sliding_attention, 0 for full_attention. Raises ValueError for other
     types."""

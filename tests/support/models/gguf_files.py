@@ -10,14 +10,29 @@ from safetensors.torch import load_file
 
 # Any other architecture has Qwen3's names.
 _ARCHITECTURES = {
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
+    "granite": gguf.MODEL_ARCH.GRANITE,
     "llama": gguf.MODEL_ARCH.LLAMA,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "smollm3": gguf.MODEL_ARCH.SMOLLM3,
 }
+# llama.cpp's converter stores rows of q and k in pairs (2i, 2i + 1), and 1 + w for weights of norms.
+_PAIRS_NEIGHBOURS, _NORMS_LACK_ONE = ("granite", "smollm3"), ("gemma2", "gemma3")
 
 
-def write_gguf(path: Path, directory: Path, kind: Kind, arch: str = "qwen3", others: Mapping[str, Kind] = {}) -> Path:
+def write_gguf(
+    path: Path,
+    directory: Path,
+    kind: Kind,
+    arch: str = "qwen3",
+    others: Mapping[str, Kind] = {},
+    metadata: Mapping[str, float | list[bool]] = {},
+    rope_scaling: str | None = None,
+) -> Path:
     """Writes the tensors of `directory` under llama.cpp's names. Matrices have `kind`, or the kind that `others` gives
-    for their Hugging Face name. Rows keep their order, even if `arch` permutes them. gemma3's norms become 1 + w."""
+    for their Hugging Face name. Rows of llama keep their order, which a file would permute. metadata: more, by name
+    within the architecture; whole numbers as integers."""
     config = json.loads((directory / "config.json").read_text())
     num_layers = config["num_hidden_layers"]
     writer = gguf.GGUFWriter(path, arch)
@@ -36,11 +51,25 @@ def write_gguf(path: Path, directory: Path, kind: Kind, arch: str = "qwen3", oth
         writer.add_rope_freq_base(config["rope_theta"])
         writer.add_sliding_window(config["sliding_window"])
         writer.add_uint32("gemma3.attention.sliding_window_pattern", config["sliding_window_pattern"])
+    if rope_scaling is not None:
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope_scaling))
+    for name, value in metadata.items():
+        key = f"{arch}.{name}"
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        else:
+            writer.add_float32(key, value)
     names = gguf.get_tensor_name_map(_ARCHITECTURES.get(arch, gguf.MODEL_ARCH.QWEN3), num_layers)
     for name, tensor in load_file(directory / "model.safetensors").items():
         values = tensor.float().numpy()
-        if arch == "gemma3" and name.endswith("norm.weight"):
+        if arch in _NORMS_LACK_ONE and name.endswith("norm.weight"):
             values = values + 1
+        if arch in _PAIRS_NEIGHBOURS and (".q_proj." in name or ".k_proj." in name):
+            values = (
+                values.reshape(-1, 2, config["head_dim"] // 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+            )
         stored_as = others.get(name, kind) if values.ndim == 2 else Kind.F32
         gguf_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None

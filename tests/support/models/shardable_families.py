@@ -8,8 +8,16 @@ import torch
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
@@ -20,15 +28,21 @@ from transformers import (
     MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 VOCAB_SIZE = 131
@@ -43,6 +57,43 @@ _WINDOW = 11
 def _qwen2() -> PreTrainedModel:
     shape = {name: value for name, value in _SHAPE.items() if name != "head_dim"}
     return Qwen2ForCausalLM(Qwen2Config(**shape, use_sliding_window=True, sliding_window=_WINDOW, max_window_layers=2))
+
+
+def _gemma2() -> PreTrainedModel:
+    caps: dict[str, Any] = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 10.0}
+    return Gemma2ForCausalLM(Gemma2Config(**_SHAPE, **caps, query_pre_attn_scalar=8, sliding_window=_WINDOW))
+
+
+def _granite() -> PreTrainedModel:
+    multipliers: dict[str, Any] = {
+        "embedding_multiplier": 4.0,
+        "attention_multiplier": 0.3,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 2.0,
+    }
+    return GraniteForCausalLM(GraniteConfig(**_SHAPE, **multipliers))
+
+
+def _gpt_oss() -> PreTrainedModel:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 150000.0}
+    experts: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    return GptOssForCausalLM(GptOssConfig(**_SHAPE, **experts, sliding_window=_WINDOW, rope_parameters=rope))
+
+
+def _phi4() -> PreTrainedModel:
+    rope: dict[str, Any] = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.5,
+        "short_factor": [1.0, 1.1], "long_factor": [1.2, 2.5],
+    }  # fmt: skip
+    return Phi3ForCausalLM(Phi3Config(**_SHAPE, original_max_position_embeddings=2, rope_parameters=rope))
+
+
+def _qwen2_moe() -> PreTrainedModel:
+    shape = {name: value for name, value in _SHAPE.items() if name != "head_dim"}
+    experts: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+    return Qwen2MoeForCausalLM(
+        Qwen2MoeConfig(**shape, **experts, shared_expert_intermediate_size=48, norm_topk_prob=True, mlp_only_layers=[1])
+    )
 
 
 def _gemma3() -> PreTrainedModel:
@@ -97,9 +148,17 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**_SHAPE, tie_word_embeddings=True)),
     "qwen3-moe": _qwen3_moe,
     "deepseek-v3": _deepseek,
+    "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "glm4": lambda: Glm4ForCausalLM(Glm4Config(**_SHAPE)),
+    "gpt-oss": _gpt_oss,
+    "granite": _granite,
+    "olmo3": lambda: Olmo3ForCausalLM(Olmo3Config(**_SHAPE, sliding_window=_WINDOW)),
+    "phi4": _phi4,
+    "qwen2-moe": _qwen2_moe,
+    "smollm3": lambda: SmolLM3ForCausalLM(SmolLM3Config(**_SHAPE, tie_word_embeddings=False)),
 }
-WITH_EXPERTS = ("llama4", "mixtral", "qwen3-moe", "deepseek-v3")
+WITH_EXPERTS = ("llama4", "mixtral", "qwen2-moe", "qwen3-moe", "deepseek-v3", "gpt-oss")
 
 
 def make_model(family: str, directory: Path) -> PreTrainedModel:

@@ -7,8 +7,14 @@ import torch
 from transformers import (
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
@@ -24,6 +30,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -95,6 +103,43 @@ def _deepseek_v3() -> PreTrainedModel:
     return DeepseekV3ForCausalLM(config)
 
 
+def _gemma2() -> PreTrainedModel:
+    caps: dict[str, Any] = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
+    return Gemma2ForCausalLM(Gemma2Config(**SHAPE, **caps, query_pre_attn_scalar=32, sliding_window=WINDOW))
+
+
+def _glm4() -> PreTrainedModel:
+    return Glm4ForCausalLM(Glm4Config(**{**SHAPE, "num_hidden_layers": 1}, pad_token_id=0, eos_token_id=2))
+
+
+def _gpt_oss() -> PreTrainedModel:
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 150000.0}
+    return GptOssForCausalLM(
+        GptOssConfig(
+            **SHAPE, num_local_experts=3, num_experts_per_tok=2, sliding_window=WINDOW, rope_parameters=rope,
+        )
+    )  # fmt: skip
+
+
+def _phi4() -> PreTrainedModel:
+    rope: dict[str, Any] = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+        "short_factor": [1.0] * 24, "long_factor": [1.0 + i / 8 for i in range(24)],
+    }  # fmt: skip
+    shape = {**SHAPE, "hidden_size": 128, "num_hidden_layers": 1}
+    return Phi3ForCausalLM(
+        Phi3Config(**shape, pad_token_id=0, original_max_position_embeddings=2, rope_parameters=rope)
+    )
+
+
+def _qwen2_moe() -> PreTrainedModel:
+    shape = {name: value for name, value in SHAPE.items() if name != "head_dim"} | {"num_hidden_layers": 1}
+    experts: dict[str, Any] = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    return Qwen2MoeForCausalLM(
+        Qwen2MoeConfig(**{**shape, "hidden_size": 128}, **experts, shared_expert_intermediate_size=32)
+    )
+
+
 def _gemma3() -> PreTrainedModel:
     types = ["sliding_attention", "full_attention"]
     return Gemma3ForCausalLM(
@@ -116,7 +161,23 @@ def _mixtral() -> PreTrainedModel:
     return MixtralForCausalLM(config)
 
 
-FAMILIES = (_deepseek_v3, _gemma3, _llama, _llama4, _mistral, _olmo2, _phi3, _qwen2_with_some_windows, _qwen3, _mixtral)
+FAMILIES = (
+    _deepseek_v3,
+    _gemma2,
+    _gemma3,
+    _glm4,
+    _gpt_oss,
+    _llama,
+    _llama4,
+    _mistral,
+    _mixtral,
+    _olmo2,
+    _phi3,
+    _phi4,
+    _qwen2_moe,
+    _qwen2_with_some_windows,
+    _qwen3,
+)
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.__name__.strip("_"))

@@ -94,7 +94,8 @@ def test_windows_by_layer(tmp_path: Path) -> None:
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel.*LlamaForCausalLM, MistralForCausalLM, Mixtral"),
         ({"architectures": None}, "is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
-        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type='longrope'.*yarn"),
+        ({"rope_parameters": {"rope_type": "proportional"}}, "rope_type='proportional'.*yarn"),
+        ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type='longrope': short_factor=None"),
         ({"rope_scaling": {"type": "linear"}}, "factor=None"),
         ({"num_key_value_heads": 3}, "num_kv_heads=3"),
         ({"head_dim": 15}, "head_size is 15: it must be even"),
@@ -129,7 +130,9 @@ def test_gguf_metadata() -> None:
 
 
 def test_gguf_of_another_architecture_or_without_a_number() -> None:
-    with pytest.raises(ValueError, match=r"'gemma2' is not supported; gemma3, llama, qwen2, qwen3 are"):
-        config_from_gguf(GGUF | {"general.architecture": "gemma2"}, [])
+    with pytest.raises(
+        ValueError, match=r"'bert' is not supported; gemma2, gemma3, granite, llama, olmo2, qwen2, qwen3,"
+    ):
+        config_from_gguf(GGUF | {"general.architecture": "bert"}, [])
     with pytest.raises(ValueError, match=r"lacks llama\.block_count"):
         config_from_gguf({key: value for key, value in GGUF.items() if key != "llama.block_count"}, [])

@@ -10,8 +10,16 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
@@ -22,15 +30,21 @@ from transformers import (
     MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from kernels import cpu_backend
@@ -75,7 +89,7 @@ def _deepseek_v2() -> PreTrainedModel:
 
 def _deepseek_v3() -> PreTrainedModel:
     """The score scale is not just the head size's, and cosines are multiplied by a factor other than 1."""
-    rope = {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.7}
+    rope: dict[str, Any] = {**YARN_ROPE, "mscale": 1.0, "mscale_all_dim": 0.7}
     model = DeepseekV3ForCausalLM(
         DeepseekV3Config(**LATENT, q_lora_rank=24, n_shared_experts=1, routed_scaling_factor=2.5, rope_parameters=rope)
     )
@@ -100,7 +114,7 @@ def _llama4() -> PreTrainedModel:
 
 
 def _llama_with_everything_optional() -> PreTrainedModel:
-    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+    rope: dict[str, Any] = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
     return LlamaForCausalLM(
         LlamaConfig(
             **SHAPE, head_dim=16, attention_bias=True, mlp_bias=True, tie_word_embeddings=True, rope_parameters=rope
@@ -115,6 +129,26 @@ def _mistral() -> PreTrainedModel:
 def _olmo2() -> PreTrainedModel:
     """With biases, which the config allows."""
     return Olmo2ForCausalLM(Olmo2Config(**SHAPE, attention_bias=True))
+
+
+def _olmo3() -> PreTrainedModel:
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    ropes: dict[str, Any] = {
+        "full_attention": YARN_ROPE,
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    }
+    return Olmo3ForCausalLM(Olmo3Config(**SHAPE, sliding_window=WINDOW, layer_types=types, rope_parameters=ropes))
+
+
+def _phi4() -> PreTrainedModel:
+    """As in Phi-4-mini, rope rotates a part of each head; every prompt is longer than the trained context."""
+    rope: dict[str, Any] = {
+        "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+        "short_factor": [1.0, 1.1, 1.3], "long_factor": [1.2, 2.5, 7.0],
+    }  # fmt: skip
+    return Phi3ForCausalLM(
+        Phi3Config(**SHAPE, pad_token_id=0, original_max_position_embeddings=2, rope_parameters=rope)
+    )
 
 
 def _phi3() -> PreTrainedModel:
@@ -133,9 +167,15 @@ def _qwen3() -> PreTrainedModel:
     return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True))
 
 
+def _gemma2() -> PreTrainedModel:
+    """Caps that scores and logits reach, and a score scale that is not the head size's."""
+    caps: dict[str, Any] = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
+    return Gemma2ForCausalLM(Gemma2Config(**SHAPE, **caps, head_dim=16, query_pre_attn_scalar=8, sliding_window=WINDOW))
+
+
 def _gemma3() -> PreTrainedModel:
     """As in larger models, the global rope is scaled and the score scale is not the head size's."""
-    ropes = {
+    ropes: dict[str, Any] = {
         "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     }
@@ -148,8 +188,44 @@ def _gemma3() -> PreTrainedModel:
     )  # fmt: skip
 
 
+def _glm4() -> PreTrainedModel:
+    return Glm4ForCausalLM(Glm4Config(**SHAPE, head_dim=16, pad_token_id=0, eos_token_id=2))
+
+
+def _gpt_oss() -> PreTrainedModel:
+    rope: dict[str, Any] = {**YARN_ROPE, "rope_theta": 150000.0, "truncate": False}
+    return GptOssForCausalLM(
+        GptOssConfig(
+            **SHAPE, head_dim=16, num_local_experts=5, num_experts_per_tok=2, sliding_window=WINDOW,
+            rope_parameters=rope,
+        )
+    )  # fmt: skip
+
+
+def _granite() -> PreTrainedModel:
+    multipliers: dict[str, Any] = {
+        "embedding_multiplier": 12.0,
+        "attention_multiplier": 0.31,
+        "residual_multiplier": 0.22,
+        "logits_scaling": 6.0,
+    }
+    # An epsilon large enough to tell apart norms of the stream and of the stream divided by the multiplier.
+    return GraniteForCausalLM(GraniteConfig(**SHAPE, **multipliers, rms_norm_eps=0.03, attention_bias=True))
+
+
 def _mixtral() -> PreTrainedModel:
     return MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=5, num_experts_per_tok=2))
+
+
+def _qwen2_moe_with_some_mlps() -> PreTrainedModel:
+    experts: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+    return Qwen2MoeForCausalLM(
+        Qwen2MoeConfig(**SHAPE, **experts, shared_expert_intermediate_size=56, mlp_only_layers=[1])
+    )
+
+
+def _smollm3() -> PreTrainedModel:
+    return SmolLM3ForCausalLM(SmolLM3Config(**SHAPE, no_rope_layers=[1, 0, 1], pad_token_id=0))
 
 
 def _qwen3_moe_with_some_mlps() -> PreTrainedModel:
@@ -165,22 +241,38 @@ def _qwen3_moe_with_some_mlps() -> PreTrainedModel:
     )
 
 
-_DENSE = (Gemma3ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Olmo2ForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+_WITH_ROUTERS = (
+    DeepseekV2ForCausalLM,
+    DeepseekV3ForCausalLM,
+    GptOssForCausalLM,
+    Llama4ForCausalLM,
+    MixtralForCausalLM,
+    Qwen2MoeForCausalLM,
+    Qwen3MoeForCausalLM,
+)
 FAMILIES = (
     _deepseek_v2,
     _deepseek_v3,
+    _gemma2,
     _gemma3,
+    _glm4,
+    _gpt_oss,
+    _granite,
     _llama3,
     _llama4,
     _llama_with_everything_optional,
     _mistral,
     _mixtral,
     _olmo2,
+    _olmo3,
     _phi3,
+    _phi4,
     _qwen2,
+    _qwen2_moe_with_some_mlps,
     _qwen2_with_some_windows,
     _qwen3,
     _qwen3_moe_with_some_mlps,
+    _smollm3,
 )
 
 
@@ -274,5 +366,5 @@ def test_bfloat16_errs_no_more_than_transformers(pair: tuple[PreTrainedModel, Lo
     row = run.row(prompt, 70)
     ours = torch.cat([run.step([(row, 60)]), *(run.step([(row, 1)]) for _ in range(10))])
     # If a router scores two experts nearly equally, rounding decides, so the error of a typical token is compared.
-    error = relative_error if isinstance(reference, _DENSE) else typical_error
+    error = typical_error if isinstance(reference, _WITH_ROUTERS) else relative_error
     assert error(ours, exact) <= 1.5 * error(_reference_logits(theirs, prompt), exact)

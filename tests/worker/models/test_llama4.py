@@ -76,9 +76,8 @@ def test_the_text_model_of_one_that_sees(tmp_path: Path) -> None:
         AttentionSpan(attention_chunk=20),
     ]
     assert [config.ropes[config.rope_of(layer)] == NO_ROPE for layer in range(5)] == [False, False, False, True, False]
-    assert config.irope is not None
-    assert [config.irope.has_head_norm(layer) for layer in range(5)] == [True, True, True, False, True]
-    assert [config.irope.has_temperature(layer) for layer in range(5)] == [False, False, False, True, False]
+    assert config.norms_rotated_heads
+    assert [config.has_temperature(layer) for layer in range(5)] == [False, False, False, True, False]
     assert config.experts is not None
     assert config.experts.layers == (False, True, False, True, False)
     assert (config.intermediate_size, config.experts.intermediate_size) == (64, 48)
@@ -94,9 +93,9 @@ def test_what_a_file_may_leave_out(tmp_path: Path) -> None:
         "no_rope_layers": [0, 1, 1, 1, 1],
     }
     config = _read(tmp_path, TEXT | others | {"architectures": ["Llama4ForCausalLM"]})
-    assert config.irope is not None
-    assert config.irope.rope_layers == (False, True, True, True, True)
-    assert not any(config.irope.has_head_norm(layer) or config.irope.has_temperature(layer) for layer in range(5))
+    assert config.rope_layers == (False, True, True, True, True)
+    assert not config.norms_rotated_heads
+    assert not any(config.has_temperature(layer) for layer in range(5))
     assert config.experts is not None
     assert config.experts.layers == (True, False, False, False, False)
 

@@ -54,12 +54,11 @@ def test_scales_of_blocks_are_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
-        ({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}, "rope_type='longrope'"),
-        ({"type": "su"}, "rope_type='su'"),
-        ({"type": "yarn", "factor": 4.0}, "rope_type='yarn'"),
-        ({"partial_rotary_factor": 0.75}, "partial_rotary_factor"),
+        ({"rope_type": "llama3", "factor": 4.0}, "rope_type='llama3'"),
+        ({"type": "su", "long_factor": [1.0]}, "rope_type='longrope': short_factor=None: a list of 2 numbers"),
+        ({"type": "yarn", "short_factor": [1.0, "x"], "long_factor": [1.0]}, "short_factor='x' is not a number"),
     ],
 )
 def test_other_ropes_are_refused_by_name(rope: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        phi3_fields({"rope_scaling": rope, "max_position_embeddings": 4096}, num_layers=1)
+        phi3_fields({"rope_scaling": rope, "max_position_embeddings": 4096, "head_dim": 4}, num_layers=1)

@@ -27,7 +27,15 @@ SAMPLE = {
     "qwen3": (_TENSOR_4, _TENSOR_AND_STAGES),
     "qwen3-moe": (_TENSOR_2, _STAGES_2, _EXPERTS_4),
     "deepseek-v3": (_TENSOR_4, _TENSOR_AND_STAGES, _EXPERTS_2),
+    "gemma2": (_TENSOR_2,),
     "gemma3": (_TENSOR_2, _STAGES_4),
+    "glm4": (_STAGES_2,),
+    "gpt-oss": (_EXPERTS_4,),
+    "granite": (_TENSOR_AND_STAGES,),
+    "olmo3": (_TENSOR_2,),
+    "phi4": (_TENSOR_2,),
+    "qwen2-moe": (_EXPERTS_2,),
+    "smollm3": (_STAGES_4,),
 }
 
 

@@ -227,8 +227,8 @@ def test_gguf_quantizations_and_models_that_are_not_supported_are_named(director
     path = write_gguf(tmp_path / "m.gguf", directory, gguf.GGMLQuantizationType.Q5_1)
     with pytest.raises(WeightsError, match="quantization Q5_1 is not supported; F32, F16, BF16, Q8_0"):
         _load(path)
-    path = write_gguf(tmp_path / "g.gguf", directory, gguf.GGMLQuantizationType.F32, arch="gemma2")
-    with pytest.raises(WeightsError, match=r"g\.gguf: general\.architecture='gemma2' is not supported"):
+    path = write_gguf(tmp_path / "g.gguf", directory, gguf.GGMLQuantizationType.F32, arch="stablelm")
+    with pytest.raises(WeightsError, match=r"g\.gguf: general\.architecture='stablelm' is not supported"):
         _load(path)
     (tmp_path / "not.gguf").write_bytes(b"PK\3\4" + b"\0" * 100)
     with pytest.raises(WeightsError, match="not a GGUF file"):

@@ -21,26 +21,39 @@ from worker.weights.reader import WeightReader
 
 
 class CpuExpert:
-    """down(silu(gate(h)) * up(h))."""
+    """down(activation(gate(h)) * up(h))."""
 
     def __init__(self, gate_up: PackedLinear, down: PackedLinear) -> None:
         self._gate_up, self._down = gate_up, down
 
     @classmethod
     def load(
-        cls, names: Sequence[str], reader: WeightReader, backend: Backend, part: slice | None = None
+        cls,
+        names: Sequence[str],
+        config: ExpertsConfig,
+        reader: WeightReader,
+        backend: Backend,
+        part: slice | None = None,
     ) -> "CpuExpert":
         """names: gate, up and down. part: this rank's part of the intermediate size; None: all."""
         gate, up, down = names
-        outputs = None if part is None else (lambda name: part)
+        outputs, bias = None if part is None else (lambda name: part), config.has_linear_biases
         return cls(
-            load_linear(reader, [gate, up], bias=False, backend=backend, gated=True, outputs=outputs),
-            load_linear(reader, [down], bias=False, backend=backend, inputs=part),
+            load_linear(
+                reader,
+                [gate, up],
+                bias=bias,
+                backend=backend,
+                gated=True,
+                activation=config.activation,
+                outputs=outputs,
+            ),
+            load_linear(reader, [down], bias=bias, backend=backend, inputs=part),
         )
 
     @classmethod
     def of_packed(cls, packed: Sequence[PackedWeight], backend: Backend) -> "CpuExpert":
-        """packed: the `packed` of an expert on any rank."""
+        """packed: the `packed` of an expert on any rank, without biases and with silu."""
         gate_up, down = packed
         return cls(PackedLinear(gate_up, None, backend, gated=True), PackedLinear(down, None, backend))
 
@@ -83,7 +96,7 @@ class CpuExperts:
         self._router, self._shared, self._scales_inputs = router, shared, config.scales_inputs
         self._layer = layer
         part = backend.shard.of(config.intermediate_size, "moe_intermediate_size")
-        self._experts = [CpuExpert.load(names, reader, backend, part) for names in tensors]
+        self._experts = [CpuExpert.load(names, config, reader, backend, part) for names in tensors]
 
     @property
     def num_bytes(self) -> int:

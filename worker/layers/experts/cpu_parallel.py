@@ -132,6 +132,10 @@ class ParallelCpuExperts:
                 f"enable_expert_parallel does not support num_experts_per_tok={config.num_experts_per_token} in models "
                 "that multiply experts' inputs by router weights: only 1 works"
             )
+        if backend.experts.num_redundant and config.has_linear_biases:
+            raise ValueError(
+                "num_redundant_experts does not support experts with biases, since weights alone move; use 0"
+            )
         self._scales_inputs = config.scales_inputs
         self._norm_E, self._eps, self._dtype = norm_E, eps, backend.compute_dtype
         self._router, self._shared, self._top_k = router, shared, config.num_experts_per_token
@@ -140,7 +144,7 @@ class ParallelCpuExperts:
         placement = ExpertPlacement(config.num_experts, experts.size, experts.num_redundant)
         own = zip(placement.home_slots_of(experts.rank), placement.experts_of(experts.rank), strict=True)
         # By slot. A slot for copies may still hold an old copy.
-        self._held = {slot: CpuExpert.load(tensors[expert], reader, backend) for slot, expert in own}
+        self._held = {slot: CpuExpert.load(tensors[expert], config, reader, backend) for slot, expert in own}
         self._placement = placement
         self._copies = CpuExpertCopies(self._held, placement, backend) if experts.num_redundant else None
 

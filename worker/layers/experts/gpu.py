@@ -55,17 +55,27 @@ class GpuExperts:
             self._places_N1 = places_N1.to(backend.device)
         elif backend.shard.size > 1:
             part = backend.shard.of(config.intermediate_size, "moe_intermediate_size")
-        gate_up = _Stack(len(held), backend)
-        down = _Stack(len(held), backend)
+        gate_up, down = _Stack(len(held), backend), _Stack(len(held), backend)
+        biases: list[torch.Tensor] = []
+        down_biases: list[torch.Tensor] = []
         for expert, names in enumerate(tensors[held.start : held.stop]):
             gate, up, below = (reader.weight(f"{name}.weight") for name in names)
             if part is not None:
                 gate, up, below = slice_outputs(gate, part), slice_outputs(up, part), slice_inputs(below, part)
             gate_up.put(expert, concatenate([gate, up]))
             down.put(expert, below)
+            if config.has_linear_biases:
+                of_gate, of_up, of_down = (reader(f"{name}.bias") for name in names)
+                own = slice(None) if part is None else part
+                biases.append(torch.cat([of_gate[own], of_up[own]]))
+                # One rank adds it to the sum over ranks.
+                down_biases.append(of_down if part is None or backend.shard.is_first else torch.zeros_like(of_down))
         self._experts = Experts(
-            gate_up_E2IH=gate_up.values, down_EHI=down.values, gate_up_scales=gate_up.scales, down_scales=down.scales
-        )
+            gate_up_E2IH=gate_up.values, down_EHI=down.values, gate_up_scales=gate_up.scales, down_scales=down.scales,
+            gate_up_bias_E2I=torch.stack(biases).to(backend.compute_dtype) if biases else None,
+            down_bias_EH=torch.stack(down_biases).to(backend.compute_dtype) if biases else None,
+            activation=config.activation,
+        )  # fmt: skip
 
     @property
     def num_bytes(self) -> int:

@@ -35,8 +35,8 @@ class ExpertNames:
 class MixtureOfExperts:
     """The sum over a token's experts of weight * down(silu(gate(h)) * up(h)), with h = norm(x) and weights from
     router(h), or, with config.experts.scales_inputs, of down(silu(gate(weight * h)) * up(weight * h)); plus
-    down(silu(gate(h)) * up(h)) of the shared expert, if there is one. prefix, norm: names of its tensors, such as
-    model.layers.3.mlp and model.layers.3.post_attention_layernorm."""
+    down(silu(gate(h)) * up(h)) of the shared expert, if there is one. config.experts may name another activation.
+    prefix, norm: names of its tensors, such as model.layers.3.mlp and model.layers.3.post_attention_layernorm."""
 
     def __init__(
         self, config: ModelConfig, prefix: str, norm: str, names: ExpertNames, reader: WeightReader, backend: Backend
@@ -48,7 +48,10 @@ class MixtureOfExperts:
         tensors = [[f"{prefix}.{name}" for name in names.tensors(i)] for i in range(experts.num_experts)]
         shared = None
         if experts.shared_intermediate_size:
-            shared = SharedExpert(experts.shared_intermediate_size, f"{prefix}.{names.shared}", reader, backend)
+            shared = SharedExpert(
+                experts.shared_intermediate_size, f"{prefix}.{names.shared}", reader, backend,
+                has_gate=experts.has_shared_gate,
+            )  # fmt: skip
         arguments = experts, router, norm_E, config.rms_norm_eps, tensors, reader, backend
         if backend.gpu is not None:
             self._experts = GpuExperts(*arguments, shared=shared)
@@ -67,7 +70,9 @@ class MixtureOfExperts:
             linears |= dict(zip(names.tensors(expert), sizes, strict=True))
         if ffn := experts.shared_intermediate_size:
             linears |= {f"{names.shared}.{name}": size for name, size in gated_linears(hidden_size, ffn).items()}
-        shapes = linear_shapes(prefix, linears)
+        if experts.has_shared_gate:
+            linears[f"{names.shared}_gate"] = (hidden_size, 1)
+        shapes = linear_shapes(prefix, linears, bias=linears if experts.has_linear_biases else ())
         if experts.has_bias:
             shapes[f"{prefix}.{names.router}.e_score_correction_bias"] = (experts.num_experts,)
         return shapes

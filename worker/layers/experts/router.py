@@ -19,7 +19,8 @@ class Router:
     def __init__(self, config: ExpertsConfig, name: str, reader: WeightReader, backend: Backend) -> None:
         """name: the prefix of its tensors, without ".weight"."""
         self._config, self._on_gpu = config, backend.gpu is not None
-        self._linear = PackedLinear(reader(f"{name}.weight"), None, backend)
+        bias_N = reader(f"{name}.bias") if config.has_linear_biases else None
+        self._linear = PackedLinear(reader(f"{name}.weight"), bias_N, backend)
         self._bias_N = reader.float32(f"{name}.e_score_correction_bias") if config.has_bias else None
 
     @property

@@ -147,6 +147,11 @@ def _kept_layers(raw: Mapping[str, Any], settings: Mapping[str, Any], target: Mo
 def _check_sizes(config: HeadConfig, target_hidden_size: int) -> None:
     """Compares the head with its target."""
     layers, target = config.layers, config.target
+    if target.residual_multiplier != 1:
+        raise ValueError(
+            f"method={config.method} is not supported for models with a residual_multiplier ({target.architecture}): "
+            "use method=draft_model or ngram"
+        )
     if target_hidden_size != target.hidden_size:
         raise ValueError(
             f"the head reads hidden states of {target_hidden_size} numbers; the model's have {target.hidden_size}: it "

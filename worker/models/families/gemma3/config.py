@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from worker.model_config import ModelConfig, RopeConfig
-from worker.models.rope import rope_from_config_json
+from worker.models.rope import ropes_by_type
 from worker.models.windows import windows_by_type
 
 # By default, the first five of every six layers have a window.
@@ -25,7 +25,7 @@ def gemma3_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     for name in ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"):
         if raw.get(name):
             raise ValueError(f"{name}={raw[name]!r} is not supported; Gemma 3's text models have none")
-    rope, local_rope = _ropes(raw)
+    rope, local_rope = ropes_by_type(raw, _THETA, raw.get("rope_local_base_freq", _LOCAL_THETA))
     return {
         "rope": rope,
         "local_rope": local_rope,
@@ -53,24 +53,6 @@ def gemma3_from_gguf(config: ModelConfig, get: Any) -> ModelConfig:
         embedding_scale=config.hidden_size**0.5,
         eos_token_ids=config.eos_token_ids | turn_ends,
     )
-
-
-def _ropes(raw: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig]:
-    """Returns the ropes of layers with full attention and of those with a window; in old files scaling does not apply
-    to the latter."""
-    by_kind = raw.get("rope_parameters") or {}
-    settings = {
-        "max_position_embeddings": raw["max_position_embeddings"],
-        "rope_theta": raw.get("rope_theta", _THETA),
-        "rope_scaling": raw.get("rope_scaling"),
-        "rope_parameters": by_kind.get("full_attention"),
-    }
-    local = {
-        "max_position_embeddings": raw["max_position_embeddings"],
-        "rope_theta": raw.get("rope_local_base_freq", _LOCAL_THETA),
-        "rope_parameters": by_kind.get("sliding_attention"),
-    }
-    return rope_from_config_json(settings), rope_from_config_json(local)
 
 
 def _windows(raw: Mapping[str, Any], num_layers: int) -> tuple[int, ...]:

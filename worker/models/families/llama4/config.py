@@ -1,17 +1,16 @@
-"""Reads the fields of config.json that are specific to Llama 4: layers with and without rope become a config of their
-own, the rest fields of ModelConfig and ExpertsConfig."""
+"""Reads the fields of config.json that are specific to Llama 4: layers with and without rope, chunks, experts."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from worker.model_config import ExpertsConfig, IropeConfig, TemperatureConfig
-from worker.models.rope import rope_from_config_json
+from worker.model_config import ExpertsConfig, TemperatureConfig
+from worker.models.rope import rope_from_config_json, rope_layers
 from worker.models.windows import sizes_by_type
 
 # Prefixes of tensors that only images pass through.
 _VISION = ("vision_model.", "multi_modal_projector.")
-# Defaults for fields that a file leaves out; every fourth layer has no rope.
-_ROPE_INTERVAL, _CHUNK, _FLOOR_SCALE, _ATTENTION_SCALE = 4, 8192, 8192, 0.1
+# Defaults for fields that a file leaves out.
+_CHUNK, _FLOOR_SCALE, _ATTENTION_SCALE = 8192, 8192, 0.1
 
 
 def llama4_text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -20,7 +19,7 @@ def llama4_text_config(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def llama4_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
-    rope, has_rope = rope_from_config_json(raw), _rope_layers(raw, num_layers)
+    rope, has_rope = rope_from_config_json(raw), rope_layers(raw, num_layers)
     norms_heads = bool(raw.get("use_qk_norm", True))
     if norms_heads and rope.attention_factor != 1:
         raise ValueError(
@@ -35,7 +34,10 @@ def llama4_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
         )
     return {
         "rope": rope,
-        "irope": IropeConfig(rope_layers=has_rope, norms_heads=norms_heads, temperature=temperature),
+        "rope_layers": has_rope,
+        "interleaved_rope": True,
+        "norms_rotated_heads": norms_heads,
+        "query_temperature": temperature,
         "layer_windows": (0,) * num_layers,
         "layer_chunks": _chunks(raw, has_rope),
         # For layers without experts; the file's intermediate_size is that of experts.
@@ -59,17 +61,6 @@ def _experts(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig:
         scales_inputs=True,
         shared_intermediate_size=int(raw["intermediate_size"]),
     )
-
-
-def _rope_layers(raw: Mapping[str, Any], num_layers: int) -> tuple[bool, ...]:
-    # Despite its name, it has a 1 for each layer with rope.
-    said = raw.get("no_rope_layers")
-    if not said:
-        interval = int(raw.get("no_rope_layer_interval") or _ROPE_INTERVAL)
-        return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
-    if len(said) < num_layers:
-        raise ValueError(f"no_rope_layers has {len(said)} numbers for {num_layers} layers: there must be one per layer")
-    return tuple(bool(number) for number in said[:num_layers])
 
 
 def _chunks(raw: Mapping[str, Any], rope_layers: tuple[bool, ...]) -> tuple[int, ...]:

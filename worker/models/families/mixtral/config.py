@@ -1,6 +1,8 @@
-"""Reads the config.json fields that are specific to Mixtral and Qwen3-MoE: those of the dense models, and experts."""
+"""Reads the config.json fields that are specific to Mixtral, Qwen2-MoE and Qwen3-MoE: those of the dense models, and
+experts."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from worker.model_config import ExpertsConfig
@@ -23,9 +25,33 @@ def mixtral_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     }
 
 
+def qwen2_moe_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    experts = replace(
+        _qwen_experts(raw, num_layers),
+        shared_intermediate_size=int(raw["shared_expert_intermediate_size"]),
+        has_shared_gate=True,
+    )
+    return {
+        "rope": rope_from_config_json(raw),
+        "layer_windows": windows_if_used(raw, num_layers),
+        "qkv_bias": bool(raw.get("qkv_bias", True)),
+        "attention_output_bias": False,
+        "experts": experts,
+    }
+
+
 def qwen3_moe_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    return {
+        "rope": rope_from_config_json(raw),
+        "layer_windows": windows_if_used(raw, num_layers),
+        "qk_norm": True,
+        "experts": _qwen_experts(raw, num_layers),
+    }
+
+
+def _qwen_experts(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig:
     step, dense = int(raw.get("decoder_sparse_step", 1)), set(raw.get("mlp_only_layers") or ())
-    experts = ExpertsConfig(
+    return ExpertsConfig(
         # Newer files have num_local_experts.
         num_experts=int(raw["num_experts"] if "num_experts" in raw else raw["num_local_experts"]),
         num_experts_per_token=int(raw["num_experts_per_tok"]),
@@ -33,9 +59,3 @@ def qwen3_moe_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
         renormalize=bool(raw.get("norm_topk_prob", False)),
         layers=tuple(layer not in dense and (layer + 1) % step == 0 for layer in range(num_layers)),
     )
-    return {
-        "rope": rope_from_config_json(raw),
-        "layer_windows": windows_if_used(raw, num_layers),
-        "qk_norm": True,
-        "experts": experts,
-    }

@@ -1,4 +1,5 @@
-"""The llama family with mixtures of experts: Mixtral (arXiv 2401.04088), Qwen3-MoE (arXiv 2505.09388)."""
+"""The llama family with mixtures of experts: Mixtral (arXiv 2401.04088), Qwen2-MoE (arXiv 2407.10671), Qwen3-MoE (arXiv
+2505.09388)."""
 
 from kernels.backend import Backend
 from worker.layers.attention import Attention
@@ -40,3 +41,8 @@ class MixtralModel(Decoder):
 class Qwen3MoeModel(MixtralModel):
     mlp = "mlp"
     names = ExpertNames()
+
+
+class Qwen2MoeModel(MixtralModel):
+    mlp = "mlp"
+    names = ExpertNames(shared="shared_expert")

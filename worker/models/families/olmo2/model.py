@@ -1,5 +1,5 @@
-"""OLMo 2 (arXiv 2501.00656): attention and MLP norm what they add to the residual stream, not what they read from it;
-all heads of q share one norm, and so do all heads of k."""
+"""OLMo 2 (arXiv 2501.00656) and 3: attention and MLP norm what they add to the residual stream, not what they read
+from it; all heads of q share one norm, and so do all heads of k."""
 
 from kernels.backend import Backend
 from worker.layers.attention import Attention

@@ -1,4 +1,4 @@
-"""Phi-3: a llama whose files store q, k and v as one layer, and gate and up as another."""
+"""Phi-3 and Phi-4: a llama whose files store q, k and v as one layer, and gate and up as another."""
 
 from worker.models.families.llama.model import LlamaModel
 from worker.models.families.phi3.checkpoint import Phi3Files

@@ -1,16 +1,24 @@
-"""Reads the fields of config.json that are specific to Phi-3."""
+"""Reads the fields of config.json that are specific to Phi-3 and Phi-4."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from worker.models.rope import rope_from_config_json, rope_settings
+from worker.models.rope import rope_dims, rope_from_config_json, rope_settings
 from worker.models.windows import window_of_all
+
+# What old files say, and mean longrope.
+_LONGROPE = ("su", "yarn", "longrope")
 
 
 def phi3_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     settings = rope_settings(raw)
     scaling = settings.get("rope_type", settings.get("type", "default"))
-    if scaling != "default":
-        # Old files say su or yarn and mean longrope.
-        raise ValueError(f"rope_type={scaling!r} is not supported for Phi-3; only default is (4096-token models)")
-    return {"rope": rope_from_config_json(raw), "layer_windows": window_of_all(raw, num_layers)}
+    if scaling not in ("default", *_LONGROPE):
+        raise ValueError(f"rope_type={scaling!r} is not supported for Phi-3; default and longrope are")
+    if scaling in _LONGROPE:
+        raw = {**raw, "rope_parameters": {**settings, "rope_type": "longrope"}, "rope_scaling": None}
+    return {
+        "rope": rope_from_config_json(raw, is_partial=True),
+        "rope_dims": rope_dims(raw),
+        "layer_windows": window_of_all(raw, num_layers),
+    }
