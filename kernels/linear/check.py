@@ -5,7 +5,7 @@ import torch
 
 from kernels.elementwise.rms_norm.reference import rms_norm
 from kernels.elementwise.silu_mul import Activation
-from kernels.elementwise.silu_mul.reference import gelu_tanh_mul, silu_mul
+from kernels.elementwise.silu_mul.reference import clamped_swiglu, gelu_tanh_mul, silu_mul
 from kernels.linear.native import NativeLinear
 from kernels.linear.reference import linear, quantized_linear
 from kernels.linear.weights import Int4Weight, Int8Weight, num_groups
@@ -31,7 +31,11 @@ def _check_floats(kernels: NativeKernels, dtype: torch.dtype, generator: torch.G
     weight = (torch.randn(2 * num_gates, num_inputs, generator=generator) * num_inputs**-0.5).to(dtype)
     bias, norm = torch.randn(2 * num_gates, generator=generator), torch.randn(num_inputs, generator=generator)
     gate_up = linear(rms_norm(x, norm, _EPS), weight, bias)
-    expected_of: dict[Activation, torch.Tensor] = {"silu": silu_mul(gate_up), "gelu_tanh": gelu_tanh_mul(gate_up)}
+    expected_of: dict[Activation, torch.Tensor] = {
+        "silu": silu_mul(gate_up),
+        "gelu_tanh": gelu_tanh_mul(gate_up),
+        "clamped_swiglu": clamped_swiglu(gate_up),
+    }
     for activation, expected in expected_of.items():
         got = NativeLinear(weight, bias, norm, _EPS, gated=True, activation=activation, kernels=kernels)(x)
         compare(kernels, f"linear of {dtype}, gated by {activation}", got, expected, tolerance)
@@ -45,6 +49,10 @@ def _check_floats(kernels: NativeKernels, dtype: torch.dtype, generator: torch.G
     compare(kernels, f"argmax of a linear of {dtype}", values, largest.values.double(), 1e-6)
     if not torch.equal(ids, largest.indices):
         raise wrong(kernels, f"argmax of a linear of {dtype} names another column")
+    capped = NativeLinear(weight, None, None, 0.0, gated=False, soft_cap=2.0, kernels=kernels)
+    compare(kernels, f"capped linear of {dtype}", capped(x), 2.0 * torch.tanh(linear(x, weight, None) / 2.0), tolerance)
+    if not torch.equal(capped.argmax(x, None)[1], capped(x).amax(dim=-1)):
+        raise wrong(kernels, f"argmax of a capped linear of {dtype} has another value")
     # Masks leave odd columns to even rows; the others have none.
     odd = np.arange(2 * num_gates) % 2 == 1
     mask_W = np.packbits(np.pad(odd, (0, -len(odd) % 32)), bitorder="little").view("<i4")

@@ -184,5 +184,5 @@ def config_of(files: ModelFiles) -> tuple[ModelConfig, Quantization]:
     does."""
     if files.is_gguf:
         return GGUFSource(files.path).config, "none"
-    stored = stored_quantization(read_json(files.path / "config.json"))
-    return config_from_directory(files.path), stored.made_for
+    config, stored = _read_config(files.path)
+    return config, stored.made_for

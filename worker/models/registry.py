@@ -5,7 +5,8 @@ from worker.models.families.deepseek import DEEPSEEK
 from worker.models.families.gemma3 import GEMMA2, GEMMA3
 from worker.models.families.glm4 import GLM4
 from worker.models.families.gpt_oss import GPT_OSS
-from worker.models.families.llama import GRANITE, LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3
+from worker.models.families.granite import GRANITE, GRANITE_DENSE
+from worker.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3
 from worker.models.families.llama4 import LLAMA4
 from worker.models.families.mixtral import MIXTRAL, QWEN2_MOE, QWEN3_MOE
 from worker.models.families.olmo2 import OLMO2, OLMO3
@@ -19,6 +20,7 @@ FAMILIES = (
     GLM4,
     GPT_OSS,
     GRANITE,
+    GRANITE_DENSE,
     LLAMA,
     LLAMA4,
     MISTRAL,

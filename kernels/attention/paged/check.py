@@ -53,3 +53,7 @@ def _check_dtype(kernels: NativeKernels, dtype: torch.dtype, generator: torch.Ge
     expected = attention_reference.paged_attention(q, plain, **step, scale=0.25)
     plan = AttentionPlanner(path, heads).plan(StepRows(**step, block_size=_BLOCK_SIZE, cache_dtype=dtype))
     compare(kernels, f"attention over {dtype}", plan.attend(got_q, cache, 0.25), expected, tolerance)
+    sinks = torch.linspace(-1.0, 1.0, heads.num_heads)
+    expected = attention_reference.paged_attention(q, plain, **step, scale=0.25, soft_cap=2.0, sinks=sinks)
+    got = plan.attend(got_q, cache, 0.25, soft_cap=2.0, sinks_H=sinks)
+    compare(kernels, f"attention with a cap and sinks over {dtype}", got, expected, tolerance)

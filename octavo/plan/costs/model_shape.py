@@ -244,7 +244,8 @@ def _quantized_bytes(quantization: Mapping[str, Any] | None, dtype_bytes: float)
     if method in ("fp8", "fbgemm_fp8", "modelopt", "compressed-tensors"):
         return 1.0
     if method == "mxfp4":
-        return 4.25 / 8
+        # Weights become floats while loading.
+        return dtype_bytes
     raise ValueError(f"quantization_config: quant_method={method!r} without bits is not known")
 
 

@@ -12,7 +12,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from runtime.model_files import resolve_model
 from tests.support.models.model_runs import ModelRun, relative_error
 from worker.models.families.gpt_oss.config import gpt_oss_fields
-from worker.models.loader import load_model
+from worker.models.loader import config_of, load_model
 from worker.weights.mxfp4 import dequantize_mxfp4
 from worker.weights.reader import WeightsError
 
@@ -73,6 +73,7 @@ def test_a_checkpoint_in_mxfp4_computes_its_numbers(
     checkpoint: tuple[GptOssForCausalLM, Path, dict[str, torch.Tensor]], quantization: Any
 ) -> None:
     model, path, _ = checkpoint
+    assert config_of(resolve_model(str(path)))[1] == "none"
     prompt = torch.randint(131, (30,), generator=torch.Generator().manual_seed(0)).tolist()
     loaded = load_model(resolve_model(str(path)), dtype=torch.float32, quantization=quantization)
     run = ModelRun(loaded)

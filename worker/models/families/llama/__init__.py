@@ -1,13 +1,8 @@
-"""The llama family: Llama 2 and 3, SmolLM2 and SmolLM3, Mistral, Granite, Qwen2, Qwen3 dense."""
+"""The llama family: Llama 2 and 3, SmolLM2 and SmolLM3, Mistral, Qwen2, Qwen3 dense."""
 
 from worker.models.families.llama.config import llama_fields, mistral_fields, qwen2_fields, qwen3_fields
 from worker.models.families.llama.model import LlamaModel
-from worker.models.families.llama.variants import (
-    granite_fields,
-    granite_from_gguf,
-    smollm3_fields,
-    smollm3_from_gguf,
-)
+from worker.models.families.llama.smollm3 import smollm3_fields, smollm3_from_gguf
 from worker.models.family import Family, GgufFamily
 
 LLAMA = Family(
@@ -15,14 +10,6 @@ LLAMA = Family(
     model=LlamaModel,
     fields=llama_fields,
     gguf=GgufFamily(name="llama", architecture="LlamaForCausalLM", pairs_neighbours=True),
-)
-GRANITE = Family(
-    architectures=("GraniteForCausalLM",),
-    model=LlamaModel,
-    fields=granite_fields,
-    gguf=GgufFamily(
-        name="granite", architecture="GraniteForCausalLM", pairs_neighbours=True, complete=granite_from_gguf
-    ),
 )
 MISTRAL = Family(architectures=("MistralForCausalLM",), model=LlamaModel, fields=mistral_fields)
 QWEN2 = Family(

@@ -1,4 +1,4 @@
-"""The llama family (arXiv 2302.13971): Llama 2 and 3, SmolLM2 and SmolLM3, Mistral, Granite, Qwen2, Qwen3 dense.
+"""The llama family (arXiv 2302.13971): Llama 2 and 3, SmolLM2 and SmolLM3, Mistral, Qwen2, Qwen3 dense.
 
 They differ in what the config says: attention biases, head norms, sliding windows, rope, multipliers, tied embeddings.
 """

@@ -1,18 +1,13 @@
-"""Reads Phi-3's files, which store layers with the same input as one layer."""
+"""Reads files that store layers with the same input as one layer: Phi-3's, and those of other families."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
 from worker.weights.reader import Shape, WeightsError
 from worker.weights.safetensors_source import SafetensorsFiles
-
-_FUSED = {
-    ".self_attn.qkv_proj.": (".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."),
-    ".mlp.gate_up_proj.": (".mlp.gate_proj.", ".mlp.up_proj."),
-}
-
 
 class _Part(NamedTuple):
     """The place of a layer's tensor: rows of a stored one; None: all layers in it share the whole tensor."""
@@ -21,8 +16,11 @@ class _Part(NamedTuple):
     rows: slice | None
 
 
-class Phi3Files(SafetensorsFiles):
+class FusedFiles(SafetensorsFiles):
     """Presents each layer's tensors separately, under the llama family's names: rows of the stored ones."""
+
+    # The layers that a stored one consists of: q, k and v; layers of equal size; or one, under another name.
+    fused: ClassVar[Mapping[str, tuple[str, ...]]]
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -51,15 +49,15 @@ class Phi3Files(SafetensorsFiles):
 
     def _layers(self, stored: str, shapes: dict[str, Shape]) -> dict[str, int] | None:
         """Returns the tensors that a stored one consists of, and their numbers of rows; None: it is not fused."""
-        for fused, layers in _FUSED.items():
+        for fused, layers in self.fused.items():
             prefix, found, kind = stored.partition(fused)
             weight = shapes.get(f"{prefix}{fused}weight", ())
             output = shapes.get(f"{prefix}.self_attn.o_proj.weight", ())
             if not found or len(weight) != 2 or len(output) != 2:
                 continue
             # q has as many outputs as attention's output layer has inputs.
-            first = output[1] if len(layers) == 3 else weight[0] // 2
-            others = (weight[0] - first) // (len(layers) - 1)
+            first = output[1] if len(layers) == 3 else weight[0] // len(layers)
+            others = (weight[0] - first) // max(1, len(layers) - 1)
             return {f"{prefix}{layer}{kind}": others if i else first for i, layer in enumerate(layers)}
         return None
 
@@ -74,3 +72,10 @@ class Phi3Files(SafetensorsFiles):
                 "layer"
             )
         self._parts[name], self.shapes[name] = _Part(stored, rows), (rows.stop - rows.start, *shape[1:])
+
+
+class Phi3Files(FusedFiles):
+    fused: ClassVar = {
+        ".self_attn.qkv_proj.": (".self_attn.q_proj.", ".self_attn.k_proj.", ".self_attn.v_proj."),
+        ".mlp.gate_up_proj.": (".mlp.gate_proj.", ".mlp.up_proj."),
+    }

@@ -1,32 +1,11 @@
-"""Reads the fields of config.json and GGUF metadata of models that compute as a llama and say more in their configs:
-Granite 3 and 4 (multipliers), SmolLM3 (layers without rope)."""
+"""Reads the fields of config.json and GGUF metadata that are specific to Granite 3 and 4: multipliers."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from worker.model_config import ModelConfig
-from worker.models.rope import rope_from_config_json, rope_layers
-from worker.models.windows import windows_if_used
-
-
-def smollm3_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
-    has_rope = rope_layers(raw, num_layers)
-    if raw.get("layer_types") is None:
-        # If windows are used, layers without rope have them.
-        raw = {**raw, "layer_types": ["full_attention" if rope else "sliding_attention" for rope in has_rope]}
-    return {
-        "rope": rope_from_config_json(raw),
-        "rope_layers": has_rope,
-        "tie_word_embeddings": bool(raw.get("tie_word_embeddings", True)),
-        "layer_windows": windows_if_used(raw, num_layers),
-    }
-
-
-def smollm3_from_gguf(config: ModelConfig, get: Any) -> ModelConfig:
-    """GGUF files don't say which layers have no rope: llama.cpp leaves it out of every fourth one (ggml-org/llama.cpp,
-    src/models/smollm3.cpp)."""
-    return replace(config, rope_layers=rope_layers({}, config.num_layers))
+from worker.models.rope import rope_from_config_json
 
 
 def granite_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
@@ -40,6 +19,26 @@ def granite_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
         "embedding_scale": float(raw.get("embedding_multiplier", 1.0)),
         "query_pre_attn_scalar": _positive(raw.get("attention_multiplier", 1.0), "attention_multiplier") ** -2,
         "logits_scaling": _positive(raw.get("logits_scaling", 1.0), "logits_scaling"),
+    }
+
+
+def granite_dense_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
+    """Granite 4's dense models have the config of its hybrid ones, without state-space layers and without experts."""
+    types = raw.get("layer_types") or ["mamba"]
+    others = sorted(set(types) - {"attention", "full_attention"})
+    if others or len(types) != num_layers:
+        raise ValueError(
+            f"layer_types: {num_layers} of attention are expected, not {len(types)} with "
+            f"{', '.join(others) or 'no other'}; state-space layers are not supported"
+        )
+    num_experts = raw.get("num_local_experts")
+    if num_experts != 0:
+        raise ValueError(f"num_local_experts={num_experts} is not supported for this architecture; 0 is")
+    has_rope = raw.get("position_embedding_type") == "rope"
+    return {
+        **granite_fields(raw, num_layers),
+        "rope_layers": (has_rope,) * num_layers,
+        "intermediate_size": int(raw["shared_intermediate_size"]),
     }
 
 
