@@ -383,11 +383,12 @@ def test_chunks_change_no_bit_and_greedy_tokens_are_those_of_logits(
     assert torch.equal(largest_S, expected_TV.max(-1).values)
 
 
-@pytest.mark.parametrize(("quantization", "most"), [("int8", 0.05), ("int4", 0.5)])
+@pytest.mark.parametrize(("quantization", "most"), [("int8", 0.12), ("int4", 0.7)])
 def test_integer_weights_change_logits_little(
     pair: tuple[PreTrainedModel, LoadedModel], quantization: Any, most: float, tmp_path: Path
 ) -> None:
-    """Errors of a typical token: random weights are harder to round than trained ones."""
+    """Errors of a typical token: random weights are harder to round than trained ones. A wrong order of
+    weights errs by more than 1."""
     reference, _ = pair
     reference.save_pretrained(tmp_path)
     run = ModelRun(load_model(resolve_model(str(tmp_path)), dtype=torch.float32, quantization=quantization))

@@ -9,6 +9,7 @@ import torch
 from worker.weights.reader import Shape, WeightsError
 from worker.weights.safetensors_source import SafetensorsFiles
 
+
 class _Part(NamedTuple):
     """The place of a layer's tensor: rows of a stored one; None: all layers in it share the whole tensor."""
 
