@@ -18,6 +18,9 @@ from scheduler.core.messages import CoreSettings, Speculation, StepCosts
 _SUFFIX_ORDERS = (2, 3, 5, 8, 16)
 # Outputs of recent requests are kept in texts of at least this many tokens.
 _LEAST_RECENT_TOKENS = 1 << 14
+# The workers' drafter computes tokens that it lacks if its drafts should save so many times that: a sequence may end at
+# any token.
+_LEAST_REPAID = 2.0
 
 
 class Drafting:
@@ -242,10 +245,10 @@ class Drafting:
     def _repays(
         self, rows_L: np.ndarray, positions_L: np.ndarray, coming_L: np.ndarray, saved: float | np.ndarray
     ) -> np.ndarray:
-        """Mask of the rows where `saved` seconds a token exceed those in which the drafter computes what it lacks."""
+        """Mask of the rows where `saved` seconds a token repay those in which the drafter computes what it lacks."""
         # What the last step gave it takes in with its first draft.
         lacking_L = np.maximum(positions_L - self._drafted_R[rows_L] - self.num_drafts - 1, 0)
-        return lacking_L * self.costs.catch_up_seconds() <= saved * coming_L
+        return _LEAST_REPAID * lacking_L * self.costs.catch_up_seconds() <= saved * coming_L
 
     def choose_wanted(
         self, rows_L: np.ndarray, most_L: np.ndarray, positions_L: np.ndarray, coming_L: np.ndarray | None
