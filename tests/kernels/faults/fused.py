@@ -34,8 +34,8 @@ FAULTS = [
     Fault(
         name="quantized before it is rounded",
         path="kernels/elementwise/silu_mul/triton.py",
-        old="return widen(narrow(gate * sigmoid * up, gate_up.dtype.element_ty))",
-        new="return gate * sigmoid * up",
+        old="return widen(narrow(gated(gate, up, ACTIVATION), gate_up.dtype.element_ty))",
+        new="return gated(gate, up, ACTIVATION)",
         test="tests/kernels/elementwise/test_silu_mul_triton.py::test_quantized_by_group_is_the_product_quantized[1300-False-silu]",
     ),
 ]
