@@ -229,8 +229,8 @@ class ModelConfig:
     attention_soft_cap: float = 0.0
     # Each head has a score that joins every softmax without a value (a sink).
     has_sinks: bool = False
-    # What attention and MLP add to the residual stream is multiplied by it. In memory the whole stream is divided by it
-    # instead: then only embeddings and the epsilon of norms change, and rms_norm_eps is already that epsilon.
+    # The factor of all results of attention and MLP that are added to the residual stream. Here the stream is held
+    # divided by it instead, so that only embeddings and the epsilon of norms change; rms_norm_eps is that epsilon.
     residual_multiplier: float = 1.0
     # Logits are divided by it.
     logits_scaling: float = 1.0

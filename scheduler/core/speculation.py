@@ -172,7 +172,7 @@ class Speculator:
             decodes.wait_all(decodes.locate(rows[wanted], awaited.generations[wanted])[1])
 
     def _coming(self, awaited: StepInFlight) -> np.ndarray:
-        """The tokens that each row should still get: as many as it has got, as it may end any time."""
+        """The number of tokens that each row is expected to get: as many as it has by now, or what it may still get."""
         decodes, coming = self._state.decodes, np.zeros(len(awaited.rows), np.int64)
         here, indices = decodes.locate(awaited.rows, awaited.generations)
         coming[here] = np.minimum(decodes.output_positions(indices), decodes.num_missing(indices))

@@ -27,8 +27,8 @@ class Backlog:
         self._token_ids.append(token_ids.astype(np.int32))
 
     def take(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Empties it. Returns rows and generations of the sequences in it, each once, their tokens in order, and how
-        many each has got."""
+        """Empties it. Returns the row and the generation of each sequence in it, all tokens, those of a sequence
+        together and in order, and the number of tokens of each sequence."""
         if not self._num_steps:
             none = np.zeros(0, np.int64)
             return none, none, none.astype(np.int32), none

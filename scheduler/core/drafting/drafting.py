@@ -246,7 +246,7 @@ class Drafting:
         self, rows_L: np.ndarray, positions_L: np.ndarray, coming_L: np.ndarray, saved: float | np.ndarray
     ) -> np.ndarray:
         """Mask of the rows where `saved` seconds a token repay those in which the drafter computes what it lacks."""
-        # What the last step gave it takes in with its first draft.
+        # The drafter computes the tokens of the last step with its first draft anyway.
         lacking_L = np.maximum(positions_L - self._drafted_R[rows_L] - self.num_drafts - 1, 0)
         return _LEAST_REPAID * lacking_L * self.costs.catch_up_seconds() <= saved * coming_L
 

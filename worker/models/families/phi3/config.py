@@ -6,7 +6,7 @@ from typing import Any
 from worker.models.rope import rope_dims, rope_from_config_json, rope_settings
 from worker.models.windows import window_of_all
 
-# What old files say, and mean longrope.
+# Names of longrope; older files have the first two.
 _LONGROPE = ("su", "yarn", "longrope")
 
 
