@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
 from octavo import SamplingParams
 from octavo.local.llm import LLM
 from tests.integration.clients.test_speculation import CHATS
+from tests.support.scheduler.costs import make_drafts_free
 
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_SIZE, VOCAB, DRAFTABLE = 576, 768, 9, 3, 64, 49152, 4096
 SAMPLINGS = [
@@ -60,7 +62,8 @@ def outputs_of(llm: LLM) -> list[tuple[int, ...]]:
     ]
 
 
-def test_outputs_are_the_same(tmp_path: Path) -> None:
+def test_outputs_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_drafts_free(monkeypatch)
     config = {"method": "eagle3", "model": str(write_head(tmp_path)), "num_speculative_tokens": 3}
     llm = LLM(worker_threads=2, speculative_config=config)
     assert outputs_of(llm) == outputs_of(LLM(worker_threads=2))

@@ -5,6 +5,7 @@ import pytest
 
 from octavo import Constraint, SamplingParams
 from octavo.local.llm import LLM
+from tests.support.scheduler.costs import make_drafts_free
 
 TEXT = (
     "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, depth):\n"
@@ -50,8 +51,9 @@ def expected() -> list[list[tuple[int, ...]]]:
     ids=lambda config: "-".join(config.values()),
 )
 def test_outputs_are_the_same_and_drafts_are_accepted(
-    config: dict[str, str], expected: list[list[tuple[int, ...]]]
+    config: dict[str, str], expected: list[list[tuple[int, ...]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    make_drafts_free(monkeypatch)
     llm = LLM(dtype="float32", worker_threads=2, speculative_config=config)
     assert outputs_of(llm) == expected
     stats = llm._engine._core.stats

@@ -4,9 +4,10 @@ from collections import deque
 
 import pytest
 
-from scheduler.core.messages import FinishReason, Plan, RejectReason, Result, Speculation, StepCosts
+from scheduler.core.messages import FinishReason, Plan, RejectReason, Result, Speculation
 from tests.fakes.model import generate
 from tests.support.scheduler.core import CoreDriver, counts_of, make_request
+from tests.support.scheduler.costs import FREE
 
 
 def step(driver: CoreDriver) -> Plan:
@@ -111,7 +112,7 @@ def test_drafts_make_several_tokens_a_step_if_they_are_right(is_right: bool):
         return tuple(true_tokens[:3]) if is_right else tuple((token + 1) % 13 for token in true_tokens[:3])
 
     driver = CoreDriver(speculation=Speculation(num_speculative_tokens=3, workers_draft=True), drafter=drafter)
-    driver.core.set_costs(StepCosts(num_tokens=(1, 64), seconds=(1.0, 1.0), draft_seconds=(0.0, 0.0)))
+    driver.core.set_costs(FREE)
     driver.submit(make_request(1, range(5), max_tokens=13))
     steps = driver.finish()
     assert driver.tokens[1, 0] == expected(1, list(range(5)), 13)

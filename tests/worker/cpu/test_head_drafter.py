@@ -14,10 +14,10 @@ from configs.options import Options
 from kernels import cpu_backend
 from protos import step_pb2
 from protos.inference_pb2 import SamplingParams
-from scheduler.core.messages import StepCosts
 from scheduler.settings import core_settings
 from tests.support.models import heads
 from tests.support.models.head_targets import Known, eagle, eagle3, llama, mtp
+from tests.support.scheduler.costs import FREE
 from tests.support.scheduler.generate import Asked, Generated, generate
 from worker.cpu.build import build_cpu_runner
 from worker.cpu.threaded_runner import ThreadedRunner
@@ -27,7 +27,6 @@ from worker.parallel.group_init import connect_ranks
 from worker.parallel.groups import Groups
 from worker.step.runner import PendingResult, StepRunner
 
-FREE = StepCosts(num_tokens=(1, 64), seconds=(1.0, 1.0), draft_seconds=(0.0, 0.0))
 LONG = [(7 * i) % 97 for i in range(60)]
 # The end of the shorter one is not that of a block: the head's last entry there would be another's.
 REQUESTS = [

@@ -7,13 +7,14 @@ import pytest
 import torch
 
 from protos.inference_pb2 import SamplingParams
-from scheduler.core.messages import CoreSettings, Speculation, StepCosts
+from scheduler.core.messages import CoreSettings, Speculation
 from tests.fakes.fake_model import VOCAB_SIZE
 from tests.fakes.fake_runner import fake_runner
 from tests.fakes.gpu.fake_gpu_runner import fake_gpu_runner
 from tests.fakes.gpu.gpu_model import FakeGpuModel, fake_kv_cache
 from tests.support.gpu.gpu import DEVICE
 from tests.support.gpu.small_llama import VOCABULARY, small_llama
+from tests.support.scheduler.costs import FREE
 from tests.support.scheduler.generate import Asked, Generated, generate
 from worker.gpu.executor import GpuDraftExecutor, GpuExecutor
 from worker.gpu.runner import GpuRunner
@@ -21,7 +22,6 @@ from worker.layers.kv_cache import KVCache
 from worker.models.drafting.draft_model import DraftModel
 from worker.step.batch import InputBatch
 
-FREE = StepCosts(num_tokens=(1, 64), seconds=(1.0, 1.0), draft_seconds=(0.0, 0.0))
 DRAFTS = Speculation(num_speculative_tokens=4, workers_draft=True)
 LONG = [(7 * i) % 40 for i in range(60)]
 REQUESTS = [

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 
 from configs.options import Options
 from protos.inference_pb2 import SamplingParams
-from scheduler.core.messages import StepCosts
 from scheduler.settings import core_settings
 from tests.support.models.tiny_model import VOCAB_SIZE, make_tiny_model
+from tests.support.scheduler.costs import FREE
 from tests.support.scheduler.generate import Asked, Generated, generate
 from worker.cpu.build import build_cpu_runner
 from worker.errors import PermanentError
@@ -24,7 +24,6 @@ from worker.models.config import config_from_directory
 from worker.models.drafting import draft_model
 from worker.models.registry import model_class
 
-FREE = StepCosts(num_tokens=(1, 64), seconds=(1.0, 1.0), draft_seconds=(0.0, 0.0))
 LONG = [(7 * i) % 97 for i in range(60)]
 REQUESTS = [
     Asked([5, 6, 7], SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)),

@@ -19,12 +19,12 @@ from scheduler.core.messages import (
     GroupRequest,
     SequenceKey,
     Speculation,
-    StepCosts,
     StopRules,
 )
 from scheduler.ranks.step_wire import GroupSampling, StepCodec
 from scheduler.settings import core_settings
 from tests.support.models.tiny_model import VOCAB_SIZE, make_tiny_model
+from tests.support.scheduler.costs import FREE
 from worker.cpu.build import build_cpu_runner
 from worker.cpu.runner import Runner
 
@@ -72,7 +72,7 @@ def generate(
     speculation = Speculation(num_speculative_tokens=num_speculative_tokens, workers_draft=True)
     core = Core(dataclasses.replace(settings, speculation=speculation if num_speculative_tokens else None))
     # Drafts always pay.
-    core.set_costs(StepCosts(num_tokens=(1, 64), seconds=(1.0, 1.0), draft_seconds=(0.0, 0.0)))
+    core.set_costs(FREE)
     codec, outputs = StepCodec(0), Outputs()
     for group, (prompt, params) in enumerate(zip(PROMPTS, KINDS, strict=True), 1):
         request = GroupRequest(
