@@ -4,6 +4,7 @@
     python -m benchmarks.faults.chaos --streams 24 --kills 3 --seed 7 --json
     python -m benchmarks.faults.chaos --structured --streams 100 --kills 12
     python -m benchmarks.faults.chaos --speculation --streams 200 --kills 8
+    python -m benchmarks.faults.chaos --speculation workers --streams 200 --kills 6
     python -m benchmarks.faults.chaos --grey --streams 300 --times 10 --tokens 30
     python -m benchmarks.faults.chaos --grey --kinds stop-worker,clock --times 2 --results FILE
 
@@ -19,7 +20,8 @@ With --structured the streams are constrained (JSON schema, regular expression, 
 few KV blocks are there that some are preempted. What clients get is also compared with the constraint, the schemas of
 the tools, and what the parser makes of the whole text at once: no call and no delta may come twice.
 
-With --speculation the replicas draft in different ways, one from n-grams, one from suffixes. Streams are of all kinds,
+With --speculation the replicas draft in different ways, one from n-grams, one from suffixes; with --speculation workers
+one by the model itself in 4 bits, one by an EAGLE-3 head of random weights. Streams are of all kinds,
 a third of them gives back a text; few KV blocks are there. The undisturbed streams ask for no drafts.
 
 With --grey the faults kill nothing: processes are stopped, slow, or out of disk, descriptors, memory or time, and the
@@ -44,7 +46,12 @@ from benchmarks.faults.command import FLAGS, NUM_STAGES, Plain, Say, add_argumen
 from benchmarks.faults.crowd import Crowd, Difference, Outcome, Plan, differences, make_plans
 from benchmarks.faults.grey.command import add_grey_arguments, run_grey
 from benchmarks.faults.kills import Kill, Killer, Mover, choose_kinds, choose_victims
-from benchmarks.faults.speculation.plans import COMMAND, make_speculated_plans, without_speculation
+from benchmarks.faults.speculation.plans import (
+    DRAFTERS,
+    command,
+    make_speculated_plans,
+    without_speculation,
+)
 from benchmarks.faults.structured import plans as structured
 from benchmarks.faults.structured.checks import breaches
 from octavo.client.admin import Admin
@@ -233,7 +240,13 @@ def main() -> int:
         "--tokens", type=int, help="tokens of a choice, on average; with --structured, at most; default: 80, or 200"
     )
     parser.add_argument("--structured", action="store_true", help="constrained and tool-calling streams")
-    parser.add_argument("--speculation", action="store_true", help="replicas that draft in different ways")
+    parser.add_argument(
+        "--speculation",
+        nargs="?",
+        const=DRAFTERS[0],
+        choices=DRAFTERS,
+        help="replicas that draft in different ways; who drafts; default: %(const)s",
+    )
     parser.add_argument("--stages", type=int, default=NUM_STAGES, help="pipeline stages of a replica")
     add_arguments(parser, seed_of="streams and faults")
     add_grey_arguments(parser)
@@ -258,7 +271,7 @@ def main() -> int:
         return run_chaos(site.cluster, plans, kills, seed, say=say, check=breaches)
 
     flags = structured.FLAGS if arguments.structured or arguments.speculation else FLAGS
-    more = {"command": COMMAND} if arguments.speculation else {}
+    more = {"command": command(arguments.speculation)} if arguments.speculation else {}
     return run_command(
         arguments,
         lambda directory: plain(directory, *flags, num_stages=arguments.stages, **more),

@@ -179,10 +179,11 @@ async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
 
 
 def place_of(arguments: Sequence[str]) -> Place | None:
-    """The place of a process by its command line; None if it is not the cluster's."""
-    if arguments[1:2] != ["-m"] or arguments[2] not in set(Kind):
+    """The place of a process by its command line; None if it is not the cluster's. A module of another package with the
+    name of a service stands for it."""
+    if arguments[1:2] != ["-m"] or (name := arguments[2].rpartition(".")[2]) not in set(Kind):
         return None
-    kind = Kind(arguments[2])
+    kind = Kind(name)
     flags = dict(zip(arguments[3::2], arguments[4::2], strict=False))
     number = flags.get("--router" if kind is Kind.ROUTER else "--replica", "0")
     return Place(kind, int(number), int(flags.get("--rank", "0")))

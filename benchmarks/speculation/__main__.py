@@ -3,11 +3,13 @@
     python -m benchmarks.speculation                                          method auto, at 1 to 64 streams
     python -m benchmarks.speculation --methods auto,ngram,suffix --streams 1,8
     python -m benchmarks.speculation --methods draft_model --model same --quantization int4
+    python -m benchmarks.speculation --pair --methods auto,suffix,draft_model --streams 1,4 --prompts 16 --max-tokens 96
     python -m benchmarks.speculation --temperature 1                          drawn tokens instead of the likeliest
     python -m benchmarks.speculation --smoke                                  all of it runs; the figures mean nothing
     --json: a line of JSON for each figure. --config '{"method": ...}': any speculative_config as one more method.
 
-SmolLM2-135M in bfloat16 on the CPU, in this process. workloads.py has the prompts. One engine generates without
+SmolLM2-135M in bfloat16 on the CPU, in this process; with --pair Qwen2.5-Coder 1.5B, both models in int4 (pair.py; it
+downloads 1.6 GB). workloads.py has the prompts. One engine generates without
 speculation, and one with each method; none has a prefix cache. In a round each engine computes the same requests, one
 engine after the other, and the rounds begin with different engines; a ratio is that of a method to no speculation in
 the same round. Outputs must be equal: if one differs, the run fails. Prints for each workload, method and number of
@@ -27,28 +29,44 @@ import json
 import statistics
 import sys
 from collections.abc import Sequence
+from typing import Any
 
+from benchmarks.speculation.pair import fetch
 from benchmarks.speculation.turns import Method, Turn, Workbench
-from benchmarks.speculation.workloads import MAX_TOKENS, Workload, copied_share, loop_length, workloads
+from benchmarks.speculation.workloads import (
+    MAX_TOKENS,
+    MODEL,
+    NUM_PROMPTS,
+    Workload,
+    copied_share,
+    loop_length,
+    workloads,
+)
 
 _STREAMS = (1, 2, 4, 8, 16, 32, 64)
 # A stream alone is short: so many requests, one after the other.
 _LEAST_REQUESTS = 4
 OFF = "off"
+_PAIR_MODEL_LEN = 2048
 
 
 class Run:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
         self._methods = _methods(arguments)
-        self._bench = Workbench(self._methods, threads=arguments.threads, temperature=arguments.temperature)
+        self._model: dict[str, Any] = {"model": MODEL}
+        if arguments.pair:
+            self._model = {"model": str(fetch()[0]), "quantization": "int4", "max_model_len": _PAIR_MODEL_LEN}
+        self._bench = Workbench(
+            self._methods, model=self._model, threads=arguments.threads, temperature=arguments.temperature
+        )
 
     def measure(self, workload: Workload) -> None:
-        prompts = workload.prompts()
+        prompts = workload.prompts(self._model["model"])[: self._arguments.prompts]
         # Warms all engines up; and the outputs are those of every turn.
         known = self._bench.turn(OFF, workload, prompts, list(range(len(prompts))), len(prompts)).outputs
         for method in self._methods:
-            self._bench.turn(method.name, workload, prompts, list(range(8)), 8)
+            self._bench.turn(method.name, workload, prompts, list(range(min(8, len(prompts)))), 8)
         looping = {index for index, output in known.items() if loop_length(output)}
         copied = statistics.mean(copied_share(prompts[index], output) for index, output in known.items())
         about: dict[str, object] = {"copied": round(copied, 3), "loops": round(len(looping) / len(prompts), 3)}
@@ -124,7 +142,8 @@ def _median_of_steps(turns: Sequence[Turn], part: str, factor: float) -> float:
 
 
 def _methods(arguments: argparse.Namespace) -> list[Method]:
-    more = {name: getattr(arguments, name) for name in ("model", "quantization") if getattr(arguments, name)}
+    more = {"model": str(fetch()[1]), "quantization": "int4"} if arguments.pair else {}
+    more |= {name: getattr(arguments, name) for name in ("model", "quantization") if getattr(arguments, name)}
     if arguments.num_speculative_tokens:
         more["num_speculative_tokens"] = arguments.num_speculative_tokens
     # ngram and suffix draft from tokens alone.
@@ -164,6 +183,9 @@ def main() -> None:
     parser.add_argument("--num-speculative-tokens", type=int, default=0)
     parser.add_argument("--config", action="append", default=[], help="a speculative_config; may come several times")
     parser.add_argument("--streams", type=_numbers, default=list(_STREAMS))
+    parser.add_argument("--pair", action="store_true", help="a real pair of models instead of SmolLM2")
+    parser.add_argument("--prompts", type=int, default=NUM_PROMPTS, help="only so many of a workload's prompts")
+    parser.add_argument("--max-tokens", type=int, default=max(MAX_TOKENS.values()), help="upper bound of an output")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=2, help="compute threads")
     parser.add_argument("--rounds", type=int, default=3, help="rounds per median")
@@ -171,13 +193,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.smoke:
-        arguments.streams, arguments.rounds = [1, 8], 1
+        arguments.streams, arguments.rounds, arguments.max_tokens = [1, 8], 1, 16
     run = Run(arguments)
     for name in arguments.workloads:
-        workload = workloads()[name]
-        if arguments.smoke:
-            workload = workload.short()
-        print(f"{name}: {len(workload.prompts())} prompts", file=sys.stderr)
+        workload = workloads()[name].short(arguments.max_tokens)
+        print(f"{name}: {arguments.prompts} prompts", file=sys.stderr)
         run.measure(workload)
     run.show_steps()
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.speculation.workloads import MODEL, Workload
+from benchmarks.speculation.workloads import Workload
 from configs.load import load_options
 from configs.sampling import PARAMETERS
 from octavo.local.engine import Engine, build_engine
@@ -52,12 +52,13 @@ class Turn:
 class Workbench:
     """One engine without speculation, "off", and one for each method."""
 
-    def __init__(self, methods: Sequence[Method], *, threads: int, temperature: float) -> None:
+    def __init__(self, methods: Sequence[Method], *, model: dict[str, Any], threads: int, temperature: float) -> None:
+        """model: options of the model that all serve."""
         self._temperature = temperature
         self._engines: dict[str, Engine] = {}
         for method in (Method("off", {}), *methods):
             flags: dict[str, Any] = {
-                "model": MODEL,
+                **model,
                 "dtype": "bfloat16",
                 "worker_threads": threads,
                 "max_num_seqs": _MAX_NUM_SEQS,

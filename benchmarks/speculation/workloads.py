@@ -59,21 +59,21 @@ class Workload:
     # Outputs have max_tokens, whatever the model says.
     ignore_eos: bool = False
 
-    def prompts(self) -> list[list[int]]:
-        """The token ids of each request, with the chat template."""
+    def prompts(self, model: str = MODEL) -> list[list[int]]:
+        """The token ids of each request, with the model's chat template."""
         if self.token_ids:
             return [list(ids) for ids in self.token_ids]
         chats = ([{"role": "user", "content": text}] for text in self.messages)
-        return [tokenizer().encode_chat(chat_prompt(chat, None)) for chat in chats]
+        return [tokenizer(model).encode_chat(chat_prompt(chat, None)) for chat in chats]
 
-    def short(self) -> "Workload":
-        """The same with short outputs."""
-        return replace(self, max_tokens=16)
+    def short(self, max_tokens: int) -> "Workload":
+        """The same with shorter outputs."""
+        return replace(self, max_tokens=min(max_tokens, self.max_tokens))
 
 
 @functools.cache
-def tokenizer() -> Tokenizer:
-    return Tokenizer(tokenizer_directory(resolve_model(MODEL)))
+def tokenizer(model: str = MODEL) -> Tokenizer:
+    return Tokenizer(tokenizer_directory(resolve_model(model)))
 
 
 @functools.cache

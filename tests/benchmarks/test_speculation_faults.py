@@ -1,14 +1,16 @@
 """The streams of `benchmarks.faults.chaos --speculation`, and replicas that draft in different ways."""
 
-import json
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from benchmarks.faults.speculation.plans import make_speculated_plans, without_speculation
-from benchmarks.faults.speculation.up import CONFIGS, different_processes
+from benchmarks.faults.speculation.up import configs_of, different_processes
 from configs.flags import parse_flags
 from configs.load import load_options
 from configs.options import Options
+from octavo.cluster.processes import Stage
 
 
 def test_streams_have_all_features() -> None:
@@ -25,15 +27,18 @@ def test_streams_have_all_features() -> None:
     assert all(without_speculation(plan).sampling.num_speculative_tokens == 0 for plan in plans)
 
 
-def test_each_scheduler_has_its_own_drafter(tmp_path: Path) -> None:
-    specs = different_processes(Options(data_parallel_size=2), tmp_path / "none.yaml", num_cores=2)
-    methods = []
-    for spec in specs:
-        if spec.name.startswith("scheduler"):
-            _, flags, _ = parse_flags([*spec.command[5:]], ("replica",))
+@pytest.mark.parametrize(
+    ("drafters", "methods"), [("scheduler", ["ngram", "suffix"]), ("workers", ["draft_model", "eagle3"])]
+)
+def test_each_replica_has_its_own_drafter(tmp_path: Path, drafters: str, methods: list[str]) -> None:
+    processes = different_processes(configs_of(drafters, tmp_path))
+    found = []
+    for spec in processes(Options(data_parallel_size=2), tmp_path / "none.yaml", num_cores=2):
+        if spec.stage is Stage.ROUTER:
+            assert "--speculative-config" not in spec.command
+        else:
+            _, flags, numbers = parse_flags([*spec.command[5:]], ("replica", "rank"))
             config = load_options(None, flags).speculative_config
             assert config is not None
-            methods.append(config.method)
-        else:
-            assert json.dumps(CONFIGS[0]) not in spec.command
-    assert methods == ["ngram", "suffix"]
+            found.append((int(numbers["replica"]), spec.stage, config.method))
+    assert found == [(i, stage, methods[i]) for stage in (Stage.WORKER, Stage.SCHEDULER) for i in range(2)]

@@ -9,7 +9,12 @@ from benchmarks.faults.crowd import Plan, make_plans
 from benchmarks.faults.structured.plans import make_structured_plans
 from benchmarks.speculation.workloads import workloads
 
-COMMAND = (sys.executable, "-m", "benchmarks.faults.speculation.up")
+# Who drafts: the schedulers from tokens, or their workers by a draft model and a head.
+DRAFTERS = ("scheduler", "workers")
+
+
+def command(drafters: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "benchmarks.faults.speculation.up", drafters)
 
 
 def make_speculated_plans(count: int, seed: int, *, mean_tokens: int) -> list[Plan]:
