@@ -87,6 +87,7 @@ class SavedDrafting(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     tries: list[list[float]]
     # (tenant, cache_salt, its recent outputs)
     recent_outputs: list[tuple[str, str, list[list[int]]]]
+    output_lengths: list[int] = []
 
 
 class SavedPool(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -166,8 +167,10 @@ def save(state: State, num_arrivals: int) -> Snapshot:
 def _save_drafting(state: State) -> SavedDrafting | None:
     if state.drafting is None:
         return None
-    costs, hits, tries, recent_outputs = state.drafting.save()
-    return SavedDrafting(costs=costs, hits=hits, tries=tries, recent_outputs=recent_outputs)
+    costs, hits, tries, recent_outputs, output_lengths = state.drafting.save()
+    return SavedDrafting(
+        costs=costs, hits=hits, tries=tries, recent_outputs=recent_outputs, output_lengths=output_lengths
+    )
 
 
 def _save_fault_isolation(state: State) -> SavedFaultIsolation:
@@ -293,7 +296,7 @@ def restore(snapshot: Snapshot, state: State) -> None:
     state.waiting.shares.restore(*snapshot.shares)
     if state.drafting is not None and snapshot.drafting is not None:
         saved = snapshot.drafting
-        state.drafting.restore(saved.costs, saved.hits, saved.tries, saved.recent_outputs)
+        state.drafting.restore(saved.costs, saved.hits, saved.tries, saved.recent_outputs, saved.output_lengths)
 
 
 def _restore_fault_isolation(saved: SavedFaultIsolation, state: State) -> None:

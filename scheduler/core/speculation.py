@@ -3,6 +3,7 @@
 import numpy as np
 
 from scheduler.core.drafting.drafting import Drafting
+from scheduler.core.drafting.lengths import OutputLengths
 from scheduler.core.messages import Plan
 from scheduler.core.state.decodes import Selection
 from scheduler.core.state.request import Sequence
@@ -22,8 +23,6 @@ _SEQUENCES_BETWEEN_PROBES = 16
 class Speculator:
     def __init__(self, state: State, drafting: Drafting) -> None:
         self._state, self._drafting = state, drafting
-        speculation = state.settings.speculation
-        self._catches_up = speculation is not None and speculation.workers_catch_up
 
     # --- Results
 
@@ -156,7 +155,7 @@ class Speculator:
         if drafting.workers < 0 or drafting.rests or not len(rows):
             return
         most, rows = drafting.bounds(rows, awaited.generations), rows.astype(np.int64)
-        coming = self._coming(awaited) if self._catches_up else None
+        coming = None if drafting.lengths is None else self._coming(awaited, drafting.lengths)
         counts = drafting.choose_wanted(rows, most, awaited.positions, coming)
         is_probe = (counts == 0) & (awaited.positions % _POSITIONS_BETWEEN_PROBES == 0)
         if coming is not None and is_probe.any():
@@ -171,11 +170,12 @@ class Speculator:
             decodes = self._state.decodes
             decodes.wait_all(decodes.locate(rows[wanted], awaited.generations[wanted])[1])
 
-    def _coming(self, awaited: StepInFlight) -> np.ndarray:
-        """The number of tokens that each row is expected to get: as many as it has by now, or what it may still get."""
-        decodes, coming = self._state.decodes, np.zeros(len(awaited.rows), np.int64)
+    def _coming(self, awaited: StepInFlight, lengths: OutputLengths) -> np.ndarray:
+        """float64: the number of tokens that each row is expected to get."""
+        decodes, coming = self._state.decodes, np.zeros(len(awaited.rows))
         here, indices = decodes.locate(awaited.rows, awaited.generations)
-        coming[here] = np.minimum(decodes.output_positions(indices), decodes.num_missing(indices))
+        expected = lengths.coming(decodes.output_positions(indices))
+        coming[here] = np.minimum(expected, decodes.num_missing(indices))
         return coming
 
 

@@ -20,7 +20,7 @@ MAX_MODEL_LEN = 40
 # None, or drafters of all kinds; each may draft as many tokens as its place in this list.
 SPECULATIONS = [
     None,
-    Speculation(num_speculative_tokens=1, workers_draft=True),
+    Speculation(num_speculative_tokens=1, workers_draft=True, workers_catch_up=True),
     Speculation(num_speculative_tokens=2, drafters=("ngram",), prompt_lookup_min=1, prompt_lookup_max=3),
     Speculation(num_speculative_tokens=3, drafters=("ngram", "suffix"), workers_draft=True, max_cached_outputs=2),
 ]

@@ -7,6 +7,7 @@ import numpy as np
 
 from scheduler.core.drafting.backlog import Backlog
 from scheduler.core.drafting.choice import CostTable, choose_counts, choose_depth
+from scheduler.core.drafting.lengths import OutputLengths
 from scheduler.core.drafting.lookup import Lookup
 from scheduler.core.drafting.outputs import MOST_SCOPES, RecentOutputs, Scope
 from scheduler.core.drafting.rates import MOST_RATE, Rates
@@ -51,6 +52,8 @@ class Drafting:
         num_drafters = len(self._names)
         num_levels = max((lookup.num_orders for lookup in self._lookups.values()), default=1)
         self.rates, self.costs = Rates(num_drafters, num_rows, num_levels), CostTable()
+        # None where nothing depends on them.
+        self.lengths = OutputLengths() if speculation.workers_catch_up else None
         # By drafter and row: what it proposes for the next tokens, how many of them, and the level of its context.
         self._proposed_DRK = np.zeros((num_drafters, num_rows, self.num_drafts), np.int32)
         self._num_proposed_DR = np.zeros((num_drafters, num_rows), np.int64)
@@ -198,6 +201,8 @@ class Drafting:
 
     def end_output(self, scope: Scope, token_ids: np.ndarray) -> None:
         """Takes the output (int32) of a sequence that has ended."""
+        if self.lengths is not None:
+            self.lengths.add(len(token_ids))
         if self._recent is not None:
             self._recent.add(scope, token_ids)
 
@@ -281,9 +286,11 @@ class Drafting:
 
     def save(
         self,
-    ) -> tuple[StepCosts | None, list[list[float]], list[list[float]], list[tuple[str, str, list[list[int]]]]]:
-        """Returns costs, hits and tries by kind, and recent outputs, for `restore`. Forgets the rows: their tokens are
-        told again, as to the core that is restored."""
+    ) -> tuple[
+        StepCosts | None, list[list[float]], list[list[float]], list[tuple[str, str, list[list[int]]]], list[int]
+    ]:
+        """Returns costs, hits and tries by kind, recent outputs, and lengths of outputs, for `restore`. Forgets the
+        rows: their tokens are told again, as to the core that is restored."""
         self._generation_R[:] = 0
         self._num_proposed_DR[:] = 0
         self._level_DR[:] = -1
@@ -291,7 +298,8 @@ class Drafting:
         self._backlog.clear()
         self.rates.forget_rows()
         hits, tries = self.rates.save()
-        return self.costs.costs, hits, tries, [] if self._recent is None else self._recent.save()
+        recent_outputs = [] if self._recent is None else self._recent.save()
+        return self.costs.costs, hits, tries, recent_outputs, [] if self.lengths is None else self.lengths.save()
 
     def restore(
         self,
@@ -299,9 +307,12 @@ class Drafting:
         hits: list[list[float]],
         tries: list[list[float]],
         recent_outputs: list[tuple[str, str, list[list[int]]]],
+        output_lengths: list[int],
     ) -> None:
         """Takes what `save` returned."""
         self.costs.set(costs)
         self.rates.restore(hits, tries)
         if self._recent is not None:
             self._recent.restore(recent_outputs)
+        if self.lengths is not None:
+            self.lengths.restore(output_lengths)

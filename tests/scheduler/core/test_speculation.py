@@ -210,3 +210,21 @@ def test_few_sequences_are_probed_by_a_drafter_that_catches_up() -> None:
         num_probes.append(sum(map(len, wanted_of(driver, 300))))
     assert num_probes[0] > 20
     assert 1 <= num_probes[1] <= 3
+
+
+def test_a_drafter_that_catches_up_knows_how_long_outputs_are() -> None:
+    costs = StepCosts(num_tokens=(1, 20, 512), seconds=(1.0, 1.0, 1023.0), draft_seconds=(0.05,) * 3)
+    speculation = Speculation(num_speculative_tokens=4, workers_draft=True, workers_catch_up=True)
+    asked = []
+    for others in (0, 28, 4):
+        driver = driver_of(costs, speculation)
+        for group in range(2, 42 if others else 2):
+            submit(driver, group, max_tokens=others)
+            driver.finish()
+        submit(driver, 1)
+        asked.append(next(index for index, each in enumerate(wanted_of(driver, 50)) if each))
+    # As long as nothing is known, an output has to get long first. Others of 28 tokens say at once that it pays, and
+    # others of 4 that it does not before an output is much longer.
+    assert asked[0] > 6
+    assert asked[1] < 3
+    assert asked[2] >= asked[0]
