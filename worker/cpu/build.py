@@ -20,7 +20,6 @@ from worker.layers.kv_cache import KVCache
 from worker.model_config import ModelConfig
 from worker.models.drafting.draft_files import find_draft_model
 from worker.models.drafting.drafter import Drafter
-from worker.models.grammars import find_grammars
 from worker.models.heads.source import find_head
 from worker.models.info import (
     cpu_kernels,
@@ -36,6 +35,7 @@ from worker.models.loader import load_model
 from worker.parallel.axes import axes_of, experts_of, shard_of, stage_of
 from worker.parallel.expert_exchange import check_experts
 from worker.parallel.groups import without_others
+from worker.sampling.grammar_engine import find_grammars
 from worker.weights.cache import open_weight_cache
 
 _log = logging.getLogger("octavo.worker")

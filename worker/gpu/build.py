@@ -33,7 +33,6 @@ from worker.model_config import ModelConfig
 from worker.models.drafting.draft_files import DraftSource, find_draft_model
 from worker.models.drafting.draft_model import DraftModel
 from worker.models.drafting.loading import LoadedDraft, load_draft
-from worker.models.grammars import find_grammars
 from worker.models.heads.source import refuse_heads
 from worker.models.info import gpu_kernels, log_ready, make_rows, model_dtype, model_info, resolve_max_model_len
 from worker.models.loader import LoadedModel, config_of, load_model
@@ -41,6 +40,7 @@ from worker.models.registry import model_class
 from worker.parallel.axes import axes_of, experts_of, shard_of
 from worker.parallel.expert_exchange import check_experts
 from worker.parallel.groups import Groups, without_others
+from worker.sampling.grammar_engine import find_grammars
 from worker.step.inputs import StepInputs
 from worker.weights.quantization import resolve_quantization
 
