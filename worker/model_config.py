@@ -1,7 +1,8 @@
 """Describes a decoder as data: sizes, ropes, attention spans, experts. worker.models reads it from a model's files."""
 
+import json
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kernels.elementwise.silu_mul import Activation
 from kernels.kv_cache.layout import LatentShape
@@ -171,6 +172,27 @@ class ExpertsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LibraryConfig:
+    """A model that the modules of transformers compute; see worker.models.library."""
+
+    # config.json.
+    text: str
+    # The version of transformers.
+    version: str
+    # A step's tokens are padded to a multiple of it, so that elementwise functions give each row the same bits wherever
+    # it is; see worker.models.library.probe.
+    row_multiple: int = 1
+    # Names of weights that modules give to the linear function themselves, as many routers do.
+    weights: tuple[str, ...] = ()
+    # Names of linear layers that are called with the same input, one after the other: each group is computed as one.
+    fused: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def raw(self) -> dict[str, Any]:
+        return json.loads(self.text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
     """Sampling defaults from generation_config.json; None where it has none."""
 
@@ -246,6 +268,8 @@ class ModelConfig:
     experts: ExpertsConfig | None = None
     # None: the keys and values of each KV head are cached as they are.
     latent: LatentConfig | None = None
+    # None: the layers of an own family compute the model.
+    library: LibraryConfig | None = None
     # Layers for multi-token prediction that the checkpoint holds after the model's own.
     num_mtp_layers: int = 0
     # Name prefixes of tensors that a checkpoint may hold and the model does not use.

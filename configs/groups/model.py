@@ -22,6 +22,13 @@ class ModelOptions(BaseModel):
     load_format: Literal["auto", "safetensors", "gguf", "dummy"] = option(
         MODEL, "auto", "Format of the weights. dummy: random weights of the model's shapes, for benchmarks."
     )
+    model_impl: Literal["auto", "octavo", "transformers"] = option(
+        MODEL,
+        "auto",
+        "What computes the model. octavo: one of Octavo's own families. transformers: the modules of the installed "
+        "transformers, with Octavo's linear layers, experts and paged attention in them (CPUs only). auto: an own "
+        "family if there is one, else transformers.",
+    )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         MODEL, "auto", "Type of weights and KV cache. auto: bfloat16."
     )

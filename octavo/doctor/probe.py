@@ -117,7 +117,7 @@ def read_model(options: Options) -> Reading:
     from worker.parallel.axes import shard_of, stage_of
 
     files = _config_files(options.model)
-    config, made_for = config_of(files)
+    config, made_for = config_of(files, options.model_impl)
     try:
         longest_sequence(options, config)
     except PermanentError as error:
@@ -177,11 +177,11 @@ _QUANTIZED = {"int8": 1.0, "int4": 0.5 + 4 / 32}
 def _packed_bytes(config: "ModelConfig", itemsize: int, quantization: str) -> int:
     """Bytes of a model's weights as CPU kernels keep them: the embedding and the head are two tensors even if a
     checkpoint ties them, and a quantized model's head has 8 bits."""
-    from worker.models.registry import model_class
+    from worker.models.registry import model_of
 
     total = 0.0
     head = 1.0 if quantization in _QUANTIZED else itemsize
-    for name, shape in model_class(config.architecture).tensor_shapes(config).items():
+    for name, shape in model_of(config).tensor_shapes(config).items():
         if name == "lm_head.weight":
             size = head
         elif len(shape) == 1 or name == "model.embed_tokens.weight":

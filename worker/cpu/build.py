@@ -70,6 +70,7 @@ def build_cpu_runner(
         dtype=dtype,
         load_format=options.load_format,
         quantization=options.quantization,
+        model_impl=options.model_impl,
         make_backend=make_backend,
         cache=open_weight_cache(options.weight_cache),
         max_model_len=options.max_model_len,

@@ -23,7 +23,7 @@ from worker.layers.forward_context import (
     forward_context,
 )
 from worker.layers.kv_cache import KVCache
-from worker.models.decoder import Decoder
+from worker.models.decoder import Model
 from worker.parallel.groups import Groups
 from worker.step.batch import InputBatch
 
@@ -98,7 +98,7 @@ class CpuModel(Protocol):
 class CpuExecutor:
     """The CpuModel of a decoder."""
 
-    def __init__(self, model: Decoder, groups: Groups | None = None, kept_layers: Collection[int] = ()) -> None:
+    def __init__(self, model: Model, groups: Groups | None = None, kept_layers: Collection[int] = ()) -> None:
         """kept_layers: those before which the hidden states are kept, for `states`."""
         config, backend = model.config, model.backend
         self.model, self.backend, self.hidden_size = model, backend, config.hidden_size
@@ -110,16 +110,12 @@ class CpuExecutor:
         self._workspace = Workspace(backend)
         self._kept = KeptStates(kept_layers, backend) if kept_layers else None
         self._plans = CpuAttentionPlans(config, backend)
-        # Not recordable: the calls of experts depend on their tokens, PyTorch computes the norms of latents and
-        # projections, and ranks communicate within a step.
-        is_recordable = config.experts is None and config.latent is None and not config.projection_norm
-        records = is_recordable and backend.shard.size == 1
-        self._forward, self._greedy = (Replay(backend, records=records) for _ in range(2))
+        self._forward, self._greedy = (Replay(backend, records=model.is_recordable) for _ in range(2))
 
     def incoming(self, num_tokens: int) -> torch.Tensor:
         """Returns the buffer, float32 [T, E], for the previous stage's `forward` result; to be written before the step
         (stages after the first)."""
-        self._workspace.reserve(num_tokens)
+        self._workspace.reserve(self.model.rows_for(num_tokens))
         return self._residual(num_tokens)
 
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
@@ -163,7 +159,7 @@ class CpuExecutor:
     def _run(
         self, replay: Replay, body: Callable[[InputBatch, KVCache], object], batch: InputBatch, kv_cache: KVCache
     ) -> None:
-        self._workspace.reserve(batch.num_tokens)
+        self._workspace.reserve(self.model.rows_for(batch.num_tokens))
         if self._kept is not None:
             self._kept.reserve(batch.max_tokens)
         memory = batch, kv_cache, self._workspace.memory
@@ -174,6 +170,7 @@ class CpuExecutor:
         context = ForwardContext(
             kv_cache=kv_cache,
             slots_T=batch.slots_T,
+            positions_T=batch.positions_T,
             cos_sin_tables=model.rotary(batch.positions_T, workspace),
             query_temperature_T=model.query_temperature(batch.positions_T, workspace),
             attention_plans=self._plans(batch, kv_cache) if batch.num_tokens else {},

@@ -36,7 +36,7 @@ from worker.models.drafting.loading import LoadedDraft, load_draft
 from worker.models.heads.source import refuse_heads
 from worker.models.info import gpu_kernels, log_ready, make_rows, model_dtype, model_info, resolve_max_model_len
 from worker.models.loader import LoadedModel, config_of, load_model
-from worker.models.registry import model_class
+from worker.models.registry import model_of
 from worker.parallel.axes import axes_of, experts_of, shard_of
 from worker.parallel.expert_exchange import check_experts
 from worker.parallel.groups import Groups, without_others
@@ -51,7 +51,7 @@ _KEPT = ("model.embed_tokens.weight", "lm_head.weight")
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, *, fp8: bool) -> int:
     """Bytes of all weights. fp8: linear layers have a byte for each weight and a float32 scale for each output."""
     total = 0
-    for name, shape in model_class(config.architecture).tensor_shapes(config).items():
+    for name, shape in model_of(config).tensor_shapes(config).items():
         is_quantized = fp8 and len(shape) > 1 and name not in _KEPT
         total += math.prod(shape) * (1 if is_quantized else dtype.itemsize)
         if is_quantized:
@@ -109,6 +109,7 @@ def build_gpu_runner(
             dtype=model_dtype(options),
             load_format=options.load_format,
             quantization=options.quantization,
+            model_impl=options.model_impl,
             make_backend=partial(_make_backend, options, device, rank=rank),
             max_model_len=options.max_model_len,
             progress=progress,
@@ -226,7 +227,7 @@ def _load_draft(
 
 
 def _weights_error(options: Options, device: Device, files: ModelFiles, rank: int) -> PermanentError:
-    (config, made_for), dtype = config_of(files), model_dtype(options)
+    (config, made_for), dtype = config_of(files, options.model_impl), model_dtype(options)
     backend = _make_backend(options, device, config, rank=rank)
     quantization = resolve_quantization(options.quantization, made_for, backend)
     return weights_need_more(

@@ -12,7 +12,7 @@ from kernels.linear.residual import Residual
 from worker.layers.attention_plans import GpuAttentionPlans
 from worker.layers.forward_context import ForwardContext, Pieces, Workspace, call, forward_context
 from worker.layers.kv_cache import KVCache
-from worker.models.decoder import Decoder
+from worker.models.decoder import Model
 from worker.parallel.groups import Groups
 from worker.step.batch import GpuBatch, InputBatch
 
@@ -50,7 +50,7 @@ class GpuModel(Protocol):
 class GpuExecutor:
     """The GpuModel of a decoder."""
 
-    def __init__(self, model: Decoder, groups: Groups | None = None) -> None:
+    def __init__(self, model: Model, groups: Groups | None = None) -> None:
         self.model, self.backend = model, model.backend
         # Replaced in each epoch, once its ranks are connected.
         self.groups = groups or Groups()

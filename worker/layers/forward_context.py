@@ -170,6 +170,8 @@ class ForwardContext:
     kv_cache: KVCache
     # int64 [T]: where each token's KV is written.
     slots_T: torch.Tensor
+    # int64 [T]: within each token's sequence. None where no layer reads them: they read tables made from them.
+    positions_T: torch.Tensor | None = None
     # For kernels.kv_cache.write: one for each of ModelConfig.ropes.
     cos_sin_tables: tuple[torch.Tensor, ...]
     attention_plans: dict[AttentionSpan, AttentionPlan]

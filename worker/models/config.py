@@ -4,17 +4,21 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from worker.model_config import ModelConfig, RopeConfig, SamplingDefaults
-from worker.models.registry import family_of, gguf_family_of
+from worker.models.library.classes import RefusedError
+from worker.models.library.config import library_config
+from worker.models.registry import ARCHITECTURES, family_of, gguf_family_of
 from worker.models.rope import yarn
 
+# What computes a model: an own family; the modules of transformers; or auto: an own family if there is one.
+ModelImpl = Literal["auto", "octavo", "transformers"]
 # More than any model has; a damaged file must not make the worker plan billions of layers.
 MAX_LAYERS = 4096
 
 
-def config_from_directory(path: Path) -> ModelConfig:
+def config_from_directory(path: Path, model_impl: ModelImpl = "auto") -> ModelConfig:
     """Reads config.json and, if there is one, generation_config.json.
 
     Raises ValueError, naming the file, for invalid JSON, an unsupported model, or a missing number.
@@ -22,7 +26,7 @@ def config_from_directory(path: Path) -> ModelConfig:
     raw = read_json(path / "config.json")
     generation = path / "generation_config.json"
     try:
-        return config_from_json(raw, read_json(generation) if generation.is_file() else {})
+        return config_from_json(raw, read_json(generation) if generation.is_file() else {}, model_impl)
     except KeyError as error:
         raise ValueError(f"{path / 'config.json'}: {error.args[0]} is missing") from None
     except (TypeError, ValueError, ArithmeticError) as error:
@@ -63,10 +67,16 @@ def _layer_count(count: Any) -> int:
     return int(count)
 
 
-def config_from_json(raw: Mapping[str, Any], generation: Mapping[str, Any] = MappingProxyType({})) -> ModelConfig:
+def config_from_json(
+    raw: Mapping[str, Any],
+    generation: Mapping[str, Any] = MappingProxyType({}),
+    model_impl: ModelImpl = "auto",
+) -> ModelConfig:
     """Reads the objects in config.json and generation_config.json. Raises KeyError for a missing number, ValueError for
     what is not supported."""
     architecture = (raw.get("architectures") or ["(none named)"])[0]
+    if model_impl == "transformers" or (model_impl == "auto" and architecture not in ARCHITECTURES):
+        return _of_library(raw, generation, architecture, model_impl)
     family = family_of(architecture)
     if family.hidden_act is not None and raw.get("hidden_act", family.hidden_act) != family.hidden_act:
         raise ValueError(f"hidden_act={raw['hidden_act']!r} is not supported; {family.hidden_act} is")
@@ -93,11 +103,33 @@ def config_from_json(raw: Mapping[str, Any], generation: Mapping[str, Any] = Map
         mlp_bias=bool(raw.get("mlp_bias", False)),
         bos_token_id=raw.get("bos_token_id"),
         eos_token_ids=frozenset(eos),
-        default_sampling=SamplingDefaults(
-            **{name: generation.get(name) for name in SamplingDefaults.__dataclass_fields__}
-        ),
+        default_sampling=_sampling_defaults(generation),
         **(shared_fields | own_fields),
     )
+
+
+def _of_library(
+    raw: Mapping[str, Any], generation: Mapping[str, Any], architecture: str, model_impl: ModelImpl
+) -> ModelConfig:
+    """Raises ValueError."""
+    shared: dict[str, Any] = {
+        "bos_token_id": raw.get("bos_token_id"),
+        "eos_token_ids": frozenset((*_ids(raw.get("eos_token_id")), *_ids(generation.get("eos_token_id")))),
+        "default_sampling": _sampling_defaults(generation),
+    }
+    try:
+        return library_config(raw, json.dumps(raw, sort_keys=True), shared=shared)
+    except RefusedError as error:
+        if model_impl == "transformers":
+            raise ValueError(f"model_impl=transformers: {architecture} is refused: {error}") from None
+        raise ValueError(
+            f"architecture {architecture!r} is not supported; {', '.join(ARCHITECTURES)} are. Through transformers it "
+            f"is refused: {error}"
+        ) from None
+
+
+def _sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
+    return SamplingDefaults(**{name: generation.get(name) for name in SamplingDefaults.__dataclass_fields__})
 
 
 def _ids(value: Any) -> list[int]:

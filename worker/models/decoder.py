@@ -48,12 +48,59 @@ class Block:
         self._mlp.add_to_(x_TE)  # x = x + mlp(norm(x))
 
 
-class Decoder(ABC):
-    """A decoder model, or one stage of it. The residual stream is float32 whatever dtype the weights have: adding to it
-    in place costs no more and rounds less."""
+class Model(ABC):
+    """A decoder model, or one stage of it, as executors run it. The hidden states between stages are float32."""
 
+    config: ModelConfig
+    backend: Backend
+    rotary: Rotary
+    query_temperature: QueryTemperature
+
+    @abstractmethod
     def __init__(self, config: ModelConfig, reader: WeightReader, backend: Backend) -> None:
         """Raises ValueError, before it reads any tensor, if the backend's ranks or stages do not divide the model."""
+
+    @classmethod
+    @abstractmethod
+    def tensor_shapes(cls, config: ModelConfig) -> dict[str, Shape]:
+        """Returns the shapes of a checkpoint's tensors, by the names that the model's files present."""
+
+    @property
+    @abstractmethod
+    def is_recordable(self) -> bool:
+        """True if a step on a CPU is a list of kernel calls that is the same for any number of tokens; see
+        worker.cpu.executor.Replay."""
+
+    @property
+    @abstractmethod
+    def embedding(self) -> Embedding | None:
+        """None: another stage has it."""
+
+    @property
+    @abstractmethod
+    def head(self) -> OutputHead: ...
+
+    @property
+    @abstractmethod
+    def weight_bytes(self) -> int:
+        """Bytes that embeddings and linear layers take in memory."""
+
+    def rows_for(self, num_tokens: int) -> int:
+        """Returns how many rows of the workspace a step of num_tokens tokens takes."""
+        return num_tokens
+
+    @abstractmethod
+    def forward(self, token_ids_T: torch.Tensor) -> Stream:
+        """Returns the hidden states after this stage's last layer: the workspace's "residual". Called within a
+        ForwardContext."""
+
+
+class Decoder(Model):
+    """A model of an own family. The residual stream is float32 whatever dtype the weights have: adding to it in place
+    costs no more and rounds less."""
+
+    def __init__(self, config: ModelConfig, reader: WeightReader, backend: Backend) -> None:
+        """See Model."""
         layers = backend.stage.layers(config.num_layers)
         self.config, self.backend = config, backend
         reader = self.adapted(config, reader)
@@ -85,7 +132,7 @@ class Decoder(ABC):
 
     @classmethod
     def tensor_shapes(cls, config: ModelConfig) -> dict[str, Shape]:
-        """Returns the shapes of a checkpoint's tensors, by their Hugging Face names."""
+        """Returns shapes by Hugging Face names."""
         shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, config.hidden_size), NORM: (config.hidden_size,)}
         if not config.tie_word_embeddings:
             shapes[HEAD] = (config.vocab_size, config.hidden_size)
@@ -94,8 +141,15 @@ class Decoder(ABC):
         return shapes
 
     @property
+    def is_recordable(self) -> bool:
+        # The calls of experts depend on their tokens, PyTorch computes the norms of latents and projections, and ranks
+        # communicate within a step.
+        config, backend = self.config, self.backend
+        has_own_calls = config.experts is not None or config.latent is not None or config.projection_norm
+        return not has_own_calls and backend.shard.size == 1
+
+    @property
     def embedding(self) -> Embedding | None:
-        """None: another stage has it."""
         return self._embed
 
     @property
@@ -105,12 +159,11 @@ class Decoder(ABC):
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes that embeddings and linear layers take in memory."""
         ends = sum(each.num_bytes for each in (self._embed, self._head) if each is not None)
         return ends + sum(layer.weight_bytes for layer in self._layers)
 
     def forward(self, token_ids_T: torch.Tensor) -> Stream:
-        """Returns the residual stream after this stage's last layer. Called within a ForwardContext."""
+        """See Model."""
         context = current()
         workspace = context.workspace
         if self._embed is not None:

@@ -41,13 +41,14 @@ def fingerprint(
     tensor_size: int = 1,
     whole_experts: bool = False,
     rope: str = "",
+    library: str = "",
 ) -> str:
     """Returns 16 hexadecimal digits over weights, dtype, quantization, kernels, parallel sizes and versions.
 
     kernels: from `cpu_kernels` or `gpu_kernels`; they determine the KV cache's dtype, too. whole_experts: True if the
     ranks of a tensor group have whole experts instead of a part of each, which changes the bits of sums. Which rank has
     which experts, and how many replicas share them, changes no bit on CPUs, and on GPUs no more than the tensor group's
-    size does. rope: RopeConfig.variant.
+    size does. rope: RopeConfig.variant. library: the version of transformers, if its modules compute the model.
     """
     parts = [
         ("weights", weights_digest),
@@ -62,6 +63,8 @@ def fingerprint(
         parts.append(("experts", "whole"))
     if rope:
         parts.append(("rope", rope))
+    if library:
+        parts.append(("transformers", library))
     return hashlib.sha256("\n".join(f"{name}={value}" for name, value in parts).encode()).hexdigest()[:16]
 
 
@@ -99,6 +102,7 @@ def model_info(
             tensor_size=options.tensor_parallel_size,
             whole_experts=options.enable_expert_parallel and options.tensor_parallel_size > 1,
             rope=config.rope.variant,
+            library="" if config.library is None else config.library.version,
         ),
         max_model_len=max_model_len,
         vocab_size=config.vocab_size,

@@ -14,10 +14,10 @@ from kernels.cpu_backend import cpu_backend
 from kernels.native.memory import WeightMemory
 from runtime.model_files import ModelFiles
 from worker.model_config import ModelConfig
-from worker.models.config import config_from_directory, read_json
-from worker.models.decoder import Decoder
+from worker.models.config import ModelImpl, config_from_directory, read_json
+from worker.models.decoder import Model
 from worker.models.gguf_source import GGUFSource
-from worker.models.registry import family_of
+from worker.models.registry import model_of, open_files
 from worker.weights.cache import CachedWeightReader, DamagedFileError, PackedModel, WeightCache
 from worker.weights.digest import dated_digest, files_digest
 from worker.weights.quantization import (
@@ -40,7 +40,7 @@ class LoadedModel:
     """A model that is ready to compute. digest: equal for equal weights and config, on any machine. quantization: never
     auto."""
 
-    model: Decoder
+    model: Model
     config: ModelConfig
     digest: str
     quantization: Quantization
@@ -52,6 +52,7 @@ def load_model(
     dtype: torch.dtype,
     load_format: str = "auto",
     quantization: QuantizationOption = "auto",
+    model_impl: ModelImpl = "auto",
     make_backend: Callable[[ModelConfig], Backend] | None = None,
     cache: WeightCache | None = None,
     max_model_len: int = 0,
@@ -60,10 +61,11 @@ def load_model(
     """Reads a model's config and weights, and packs the weights for this machine.
 
     load_format: auto, safetensors, gguf or dummy (random weights with the config's shapes). quantization: of the linear
-    layers' weights; auto: what the checkpoint was made for, if the backend supports it. make_backend: makes the backend
-    that computes the model; None: the best one for `dtype` on this CPU. cache: looks up and keeps packed weights, but
-    not random ones. max_model_len: the longest sequence that the model will compute, on which some ropes depend; 0: the
-    model's context. progress gets fractions from 0 to 1, on this thread. Raises WeightsError.
+    layers' weights; auto: what the checkpoint was made for, if the backend supports it. model_impl: see
+    worker.models.config. make_backend: makes the backend that computes the model; None: the best one for `dtype` on
+    this CPU. cache: looks up and keeps packed weights, but not random ones. max_model_len: the longest sequence that
+    the model will compute, on which some ropes depend; 0: the model's context. progress gets fractions from 0 to 1, on
+    this thread. Raises WeightsError.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise WeightsError(f"dtype={dtype} is not supported; float32 and bfloat16 are")
@@ -73,11 +75,12 @@ def load_model(
     if load_format not in ("auto", "dummy", file_format):
         raise WeightsError(f"load_format={load_format!r} does not fit {files.path}, which is {file_format}; use auto")
     progress(0.0)
-    checkpoint = open_checkpoint(files, None if cache is None else cache.directory, dummy=load_format == "dummy")
+    remember = None if cache is None else cache.directory
+    checkpoint = open_checkpoint(files, remember, dummy=load_format == "dummy", model_impl=model_impl)
     config = checkpoint.config.for_length(max_model_len)
     backend = cpu_backend(dtype, config.head_size) if make_backend is None else make_backend(config)
     resolved = resolve_quantization(quantization, checkpoint.made_for, backend)
-    cls = family_of(config.architecture).model
+    cls = model_of(config)
     shapes = cls.tensor_shapes(config)
     check_tensors(checkpoint.tensors, shapes, tied=config.tie_word_embeddings, left_out=config.left_out)
     reader = partial(SourceReader, checkpoint.tensors, shapes, dtype, resolved, progress, backend.device)
@@ -93,7 +96,10 @@ def load_model(
 
 def _packed_for(backend: Backend, config: ModelConfig) -> str:
     ranks = (("rank", backend.shard), ("experts", backend.experts))
-    name = backend.name + "".join(f"-{what}-{each.rank}-of-{each.size}" for what, each in ranks if each.size > 1)
+    library = "" if config.library is None else f"-transformers-{config.library.version}"
+    name = (
+        backend.name + library + "".join(f"-{what}-{each.rank}-of-{each.size}" for what, each in ranks if each.size > 1)
+    )
     if backend.stage.size == 1:
         return name
     # The first and last layer also determine if embeddings or the head are included.
@@ -102,12 +108,12 @@ def _packed_for(backend: Backend, config: ModelConfig) -> str:
 
 
 def _with_cache(
-    make: Callable[..., Decoder],
+    make: Callable[..., Model],
     reader: Callable[[], SourceReader],
     cache: WeightCache,
     kept: PackedModel,
     memory: WeightMemory,
-) -> Decoder:
+) -> Model:
     empty = partial(memory.empty, dtype=torch.uint8)
     file = cache.find(kept)
     if file is not None:
@@ -136,23 +142,25 @@ class Checkpoint:
     made_for: Quantization = "none"
 
 
-def open_checkpoint(files: ModelFiles, remember: Path | None, *, dummy: bool) -> Checkpoint:
+def open_checkpoint(
+    files: ModelFiles, remember: Path | None, *, dummy: bool, model_impl: ModelImpl = "auto"
+) -> Checkpoint:
     """Opens a model's files. remember: a directory for digests of files, as in files_digest."""
     if files.is_gguf:
+        _check_gguf(files, model_impl)
         source = GGUFSource(files.path)
         if not dummy:
             digest = files_digest(source.files, remember)
             return Checkpoint(config=source.config, tensors=source, digest=digest, files=source.files)
         config, stored = source.config, StoredQuantization()
     else:
-        config, stored = _read_config(files.path)
-    family = family_of(config.architecture)
-    shapes = family.model.tensor_shapes(config)
+        config, stored = _read_config(files.path, model_impl)
+    shapes = model_of(config).tensor_shapes(config)
     if dummy:
         digest = hashlib.sha256(f"dummy {config}".encode()).hexdigest()
         tensors = DummySource(files.path, shapes)
         return Checkpoint(config=config, tensors=tensors, digest=digest, made_for=stored.made_for)
-    stored_files = family.open_files(files.path)
+    stored_files = open_files(config, files.path)
     return Checkpoint(
         config=config,
         tensors=SafetensorsSource(stored_files, stored, shapes),
@@ -162,16 +170,23 @@ def open_checkpoint(files: ModelFiles, remember: Path | None, *, dummy: bool) ->
     )
 
 
-def _read_config(directory: Path) -> tuple[ModelConfig, StoredQuantization]:
+def _check_gguf(files: ModelFiles, model_impl: ModelImpl) -> None:
+    if model_impl == "transformers":
+        raise WeightsError(
+            f"model_impl=transformers reads directories with safetensors, not {files.path}, a GGUF file: use auto"
+        )
+
+
+def _read_config(directory: Path, model_impl: ModelImpl) -> tuple[ModelConfig, StoredQuantization]:
     try:
-        config = config_from_directory(directory)
+        config = config_from_directory(directory, model_impl)
     except ValueError as error:
         raise WeightsError(str(error)) from None
     file = directory / "config.json"
     try:
         raw = read_json(file)
         method = (raw.get("quantization_config") or {}).get("quant_method")
-        if method in family_of(config.architecture).dequantizes:
+        if config.library is None and method in family_of(config.architecture).dequantizes:
             _log.info("%s: the %s weights of experts are dequantized to the model's dtype", directory, method)
             return config, StoredQuantization()
         return config, stored_quantization(raw)
@@ -179,10 +194,11 @@ def _read_config(directory: Path) -> tuple[ModelConfig, StoredQuantization]:
         raise WeightsError(f"{file}: {error}") from None
 
 
-def config_of(files: ModelFiles) -> tuple[ModelConfig, Quantization]:
+def config_of(files: ModelFiles, model_impl: ModelImpl = "auto") -> tuple[ModelConfig, Quantization]:
     """Returns a model's config, and the quantization that its checkpoint was made for. Raises ValueError, as loading
     does."""
     if files.is_gguf:
+        _check_gguf(files, model_impl)
         return GGUFSource(files.path).config, "none"
-    config, stored = _read_config(files.path)
+    config, stored = _read_config(files.path, model_impl)
     return config, stored.made_for

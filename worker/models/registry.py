@@ -1,6 +1,10 @@
-"""The supported families of models."""
+"""The supported families of models, and the choice between them and transformers."""
 
-from worker.models.decoder import Decoder
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from worker.model_config import ModelConfig
+from worker.models.decoder import Decoder, Model
 from worker.models.families.deepseek import DEEPSEEK
 from worker.models.families.gemma3 import GEMMA2, GEMMA3
 from worker.models.families.glm4 import GLM4
@@ -12,6 +16,10 @@ from worker.models.families.mixtral import MIXTRAL, QWEN2_MOE, QWEN3_MOE
 from worker.models.families.olmo2 import OLMO2, OLMO3
 from worker.models.families.phi3 import PHI3
 from worker.models.family import Family, GgufFamily
+from worker.models.library.decoder import LibraryDecoder
+
+if TYPE_CHECKING:
+    from worker.weights.safetensors_source import SafetensorsFiles
 
 FAMILIES = (
     DEEPSEEK,
@@ -57,5 +65,20 @@ def gguf_family_of(name: str) -> GgufFamily:
 
 
 def model_class(architecture: str) -> type[Decoder]:
-    """Returns the model class of an architecture."""
+    """Returns the model class of an architecture of an own family."""
     return family_of(architecture).model
+
+
+def model_of(config: ModelConfig) -> type[Model]:
+    """Returns the class that computes a model."""
+    return model_class(config.architecture) if config.library is None else LibraryDecoder
+
+
+def open_files(config: ModelConfig, directory: Path) -> "SafetensorsFiles":
+    """Opens a model's safetensors files, presented as its class reads them. Raises WeightsError."""
+    if config.library is None:
+        return family_of(config.architecture).open_files(directory)
+    # Imported here because GPU benchmarks run models where safetensors is not installed.
+    from worker.models.library.checkpoint import LibraryFiles
+
+    return LibraryFiles(directory, config.library)

@@ -7,7 +7,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -20,7 +20,6 @@ from tests.support.models.rank_pool import RankPool
 from tests.support.models.shardable_families import VOCAB_SIZE
 from tests.support.scheduler.scheduling import RouterEnd
 
-_MAX_TOKENS = 12
 _SHARED = list(range(40, 73))
 PROMPTS = (
     [*_SHARED, 7, 8, 9],
@@ -73,24 +72,38 @@ class Outcome:
     num_chunked: int
 
 
-def run_layout(pool: RankPool, directory: Path, reference: PreTrainedModel, layout: Layout) -> Outcome:
-    """Runs all prompts on the ranks of a layout. directory: holds the model."""
-    return asyncio.run(_run(pool, directory, reference, layout))
+def run_layout(
+    pool: RankPool,
+    directory: Path,
+    reference: PreTrainedModel,
+    layout: Layout,
+    *,
+    max_tokens: int = 12,
+    model_impl: Literal["auto", "octavo", "transformers"] = "auto",
+) -> Outcome:
+    """Runs all prompts on the ranks of a layout. directory: holds the model. max_tokens: of each output."""
+    options = _options(directory, layout, max_tokens, model_impl)
+    return asyncio.run(_run(pool, options, reference, layout, max_tokens))
 
 
-def _options(directory: Path, layout: Layout) -> Options:
+def _options(
+    directory: Path, layout: Layout, max_tokens: int, model_impl: Literal["auto", "octavo", "transformers"]
+) -> Options:
     """Too few blocks for all prompts and outputs together; a token budget below the longest prompt's length."""
     return Options(
+        model_impl=model_impl,
         model=str(directory), served_model_name="model", dtype="float32", runtime_dir=directory / "run",
-        block_size=8, num_blocks_override=13, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=24,
+        block_size=8, num_blocks_override=12 + max_tokens // 8, max_model_len=52 + max_tokens,
+        max_num_seqs=4, max_num_batched_tokens=24,
         worker_threads=1, weight_cache=0, metrics_port=0, disable_log_stats=True, log_level="warning",
         tensor_parallel_size=layout.tensor, pipeline_parallel_size=layout.stages, data_parallel_size=layout.replicas,
         enable_expert_parallel=layout.has_expert_parallel,
     )  # fmt: skip
 
 
-async def _run(pool: RankPool, directory: Path, reference: PreTrainedModel, layout: Layout) -> Outcome:
-    options = _options(directory, layout)
+async def _run(
+    pool: RankPool, options: Options, reference: PreTrainedModel, layout: Layout, max_tokens: int
+) -> Outcome:
     places = [(replica, rank) for replica in range(layout.replicas) for rank in range(options.world_size)]
     async with AsyncExitStack() as stack:
         servers = [SchedulerServer(options, replica) for replica in range(layout.replicas)]
@@ -104,10 +117,10 @@ async def _run(pool: RankPool, directory: Path, reference: PreTrainedModel, layo
         ]
         # The last replica has only one prompt, and nothing to do once that is done.
         of_prompt = [routers[min(index, layout.replicas - 1)] for index in range(len(PROMPTS))][::-1]
-        groups = [await _submit(router, prompt) for router, prompt in zip(of_prompt, PROMPTS, strict=True)]
+        groups = [await _submit(router, prompt, max_tokens) for router, prompt in zip(of_prompt, PROMPTS, strict=True)]
         said = [await _result(router, group) for router, group in zip(of_prompt, groups, strict=True)]
         # Its prefix is cached now.
-        said.append(await _result(of_prompt[-1], await _submit(of_prompt[-1], PROMPTS[-1])))
+        said.append(await _result(of_prompt[-1], await _submit(of_prompt[-1], PROMPTS[-1], max_tokens)))
         stats = [server.step_loop.status.stats for server in servers]
     await asyncio.to_thread(pool.wait, len(places))
     return _outcome(reference, said, stats, options)
@@ -121,10 +134,10 @@ def _flags(options: Options, replica: int, rank: int) -> list[str]:
 _Said = tuple[list[int], list[inference_pb2.TokenLogprobs]]
 
 
-async def _submit(router: RouterEnd, prompt: list[int]) -> int:
+async def _submit(router: RouterEnd, prompt: list[int], max_tokens: int) -> int:
     """Prompts of even length want no logprobs, so that the workers need no logits."""
     wanted: dict[str, Any] = {"logprobs": VOCAB_SIZE} if len(prompt) % 2 else {}
-    return await router.submit(prompt, max_tokens=_MAX_TOKENS, temperature=0.0, ignore_eos=True, **wanted)
+    return await router.submit(prompt, max_tokens=max_tokens, temperature=0.0, ignore_eos=True, **wanted)
 
 
 async def _result(router: RouterEnd, group: int) -> _Said:
@@ -138,7 +151,8 @@ def _outcome(reference: PreTrainedModel, said: list[_Said], stats: list[CoreStat
         expected_PV = _log_probabilities(reference, prompt, tokens)
         num_equal += expected_PV.argmax(1).tolist() == tokens
         if logprobs:
-            error = max(error, float((_table(logprobs) - expected_PV).abs().max() / expected_PV.abs().max()))
+            difference_PV = _table(logprobs, expected_PV.shape[1]) - expected_PV
+            error = max(error, float(difference_PV.abs().max() / expected_PV.abs().max()))
     return Outcome(
         error=error,
         num_equal=num_equal,
@@ -155,10 +169,10 @@ def _log_probabilities(reference: PreTrainedModel, prompt: list[int], tokens: li
     return torch.log_softmax(logits_TV[len(prompt) - 1 : -1].float(), dim=1)
 
 
-def _table(logprobs: list[inference_pb2.TokenLogprobs]) -> torch.Tensor:
-    table_PV = torch.full((len(logprobs), VOCAB_SIZE), torch.nan)
+def _table(logprobs: list[inference_pb2.TokenLogprobs], vocab_size: int) -> torch.Tensor:
+    table_PV = torch.full((len(logprobs), vocab_size), torch.nan)
     for position, each in enumerate(logprobs):
-        assert len(each.top) == VOCAB_SIZE
+        assert len(each.top) == vocab_size
         for top in each.top:
             table_PV[position, top.token_id] = top.logprob
     return table_PV

@@ -49,12 +49,12 @@ def find_draft_model(
     is_same = asked.model == SAME_MODEL
     try:
         draft_files = files if is_same else resolve_model(asked.model)
-        config, made_for = config_of(draft_files)
+        config, made_for = config_of(draft_files, options.model_impl if is_same else "auto")
     except ModelNotFoundError as error:
         raise PermanentError(f"speculative_config: {error}") from None
     except ValueError as error:
         raise PermanentError(f"speculative_config: model={asked.model!r}: {error}") from None
-    own_config, own_made_for = (config, made_for) if is_same else config_of(files)
+    own_config, own_made_for = (config, made_for) if is_same else config_of(files, options.model_impl)
     dtypes = {"auto": model_dtype(options), "float32": torch.float32, "bfloat16": torch.bfloat16}
     dtype = dtypes[asked.dtype]
     try:

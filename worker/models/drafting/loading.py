@@ -59,6 +59,7 @@ def load_draft(
         dtype=source.dtype,
         load_format="dummy" if options.load_format == "dummy" else "auto",
         quantization=source.quantization,
+        model_impl="octavo" if source.config.library is None else "transformers",
         make_backend=make_backend,
         cache=cache,
     )

@@ -65,7 +65,9 @@ def find_head(options: Options, files: ModelFiles, last_stage: Stage) -> HeadSou
         )
     try:
         speculator = None if asked.method == "mtp" else resolve_model(asked.model)
-        target, _ = config_of(files)
+        target, _ = config_of(files, options.model_impl)
+        if target.library is not None:
+            raise ValueError(f"method={asked.method} drafts for models of own families only; model_impl=transformers")
         if speculator is not None and speculator.is_gguf:
             raise ValueError(f"model={asked.model!r} is a GGUF file; heads are directories with safetensors")
         config = head_config(asked.method, None if speculator is None else speculator.path, target, last_stage)

@@ -1,0 +1,121 @@
+"""Checks every decoder that model_impl=transformers takes against transformers, and writes the table of models.
+
+    python -m benchmarks.engine.library.grid [--only TYPE,...] [--tensor-parallel] [--page docs/models.md] [--json]
+
+A tiny random model with odd sizes of each class, in float32: logits of a prompt, 64 greedy tokens, and the bits of the
+logits in chunks, beside other requests, behind a cached prefix, and computed again as after a preemption. With
+--tensor-parallel, real schedulers and workers also run each model on one rank and, where it has a plan, on two, with so
+few blocks that sequences are preempted. Exits 1 if an error is above 1e-4 or anything differs. Takes half a minute
+without, and 10 minutes with --tensor-parallel on one core.
+"""
+
+import argparse
+import json
+import logging
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import transformers
+
+from benchmarks.engine.library.page import write_page
+from tests.support.models.layouts import NUM_SAID, Layout, run_layout
+from tests.support.models.library_checks import check, load
+from tests.support.models.library_models import decoder_classes, tiny_config, tiny_model, write
+from tests.support.models.rank_pool import RankPool
+from worker.models.config import config_from_json
+from worker.models.registry import ARCHITECTURES
+
+_MOST_ERROR = 1e-4
+_MAX_TOKENS = 64
+# Its towers for images and sound are built at their full size.
+_SLOW = ("phi4_multimodal",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One class. refused: why; empty: it is computed."""
+
+    model_type: str
+    name: str
+    is_own: bool
+    refused: str = ""
+    error: float = 0.0
+    wrong: tuple[str, ...] = ()
+    # Ranks on which real workers have computed it.
+    ranks: tuple[int, ...] = ()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Checks decoders of transformers.")
+    parser.add_argument("--only", default="", help="comma-separated model types")
+    parser.add_argument("--tensor-parallel", action="store_true", help="run real workers, too")
+    parser.add_argument("--page", type=Path, help="write the table of models there")
+    parser.add_argument("--json", action="store_true", help="a line for each class")
+    arguments = parser.parse_args()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity(logging.CRITICAL)
+    logging.getLogger("octavo").setLevel(logging.ERROR)
+    only = {each for each in arguments.only.split(",") if each}
+    lines: list[Line] = []
+    with RankPool() as pool:
+        for model_type, name in decoder_classes():
+            if (only and model_type not in only) or model_type in _SLOW:
+                continue
+            line = _line(model_type, name, pool if arguments.tensor_parallel else None)
+            lines.append(line)
+            _print(line, as_json=arguments.json)
+    computed = [line for line in lines if not line.refused]
+    num_right = sum(not line.wrong for line in computed)
+    if not arguments.json:
+        print(f"{num_right} of {len(computed)} are right, {len(lines) - len(computed)} are refused")
+    if arguments.page is not None:
+        write_page(arguments.page, lines)
+    return 0 if num_right == len(computed) else 1
+
+
+def _line(model_type: str, name: str, pool: RankPool | None) -> Line:
+    is_own = name in ARCHITECTURES
+    try:
+        config = tiny_config(model_type, name)
+        config_from_json(config.to_dict(), model_impl="transformers")
+    except Exception as error:  # noqa: BLE001 - a class of the library's may refuse sizes in any way
+        reason = str(error).partition(" is refused: ")[2] or f"no tiny model: {str(error).splitlines()[0]}"
+        return Line(model_type=model_type, name=name, is_own=is_own, refused=reason)
+    with tempfile.TemporaryDirectory() as base:
+        reference = tiny_model(model_type, name)
+        directory = write(reference, Path(base))
+        checked = check(reference, load(directory), num_tokens=_MAX_TOKENS)
+        wrong = list(checked.different)
+        if checked.num_equal < checked.num_tokens:
+            wrong.append(f"{checked.num_equal} of {checked.num_tokens} tokens equal")
+        error, ranks = checked.error, list[int]()
+        plan = getattr(reference.config.get_text_config(), "base_model_tp_plan", None)
+        for size in () if pool is None else (1, 2) if plan else (1,):
+            assert pool is not None
+            outcome = run_layout(
+                pool, directory, reference, Layout(tensor=size), max_tokens=_MAX_TOKENS, model_impl="transformers"
+            )
+            error = max(error, outcome.error)
+            if outcome.num_equal < NUM_SAID:
+                wrong.append(f"{outcome.num_equal} of {NUM_SAID} outputs equal on {size} ranks")
+            if not (outcome.num_preemptions and outcome.num_prefix_hits and outcome.num_chunked):
+                wrong.append(f"no preemption, prefix hit or chunk on {size} ranks")
+            ranks.append(size)
+    if error > _MOST_ERROR:
+        wrong.append(f"error {error:.1e}")
+    return Line(model_type=model_type, name=name, is_own=is_own, error=error, wrong=tuple(wrong), ranks=tuple(ranks))
+
+
+def _print(line: Line, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(asdict(line)), flush=True)
+        return
+    says = f"refused: {line.refused}" if line.refused else f"error {line.error:.1e}, ranks {line.ranks or '-'}"
+    wrong = f"   WRONG: {'; '.join(line.wrong)}" if line.wrong else ""
+    print(f"{line.model_type:24} {line.name:34} {says}{wrong}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""The attention functions that models of transformers call: one computes, one finds out what a model asks.
+
+Legend: T tokens, H heads, K KV heads, D size of a cached head.
+"""
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from kernels.backend import Backend
+from kernels.kv_cache.write import RopeCacheWrite
+from worker.layers.forward_context import current
+from worker.layers.kv_cache import LocalHeads
+from worker.model_config import AttentionSpan, ModelConfig
+from worker.models.library.classes import RefusedError
+
+# Names in the library's registry of attention functions.
+PAGED, ASKED = "octavo", "octavo_probe"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedLayer:
+    """What one layer asks of attention."""
+
+    num_heads: int
+    num_kv_heads: int
+    key_size: int
+    value_size: int
+    span: AttentionSpan
+
+
+@dataclass(slots=True)
+class Asked:
+    """What the layers of a model ask of attention, by their numbers."""
+
+    layers: dict[int, AskedLayer] = field(default_factory=dict)
+
+    def note(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        *,
+        sliding_window: int | None = None,
+        is_causal: bool | None = None,
+        **others: Any,
+    ) -> None:
+        """Raises RefusedError for what paged attention does not compute."""
+        number = getattr(module, "layer_idx", None)
+        what = f"{type(module).__name__} of layer {number}"
+        if not isinstance(number, int):
+            raise RefusedError(f"{type(module).__name__} does not tell which layer it is (layer_idx)")
+        if number in self.layers:
+            raise RefusedError(f"{what} calls attention more than once")
+        for name in ("softcap", "s_aux", "sinks", "position_bias", "head_mask"):
+            if others.get(name) is not None:
+                raise RefusedError(f"{what}: attention with {name} is not computed through this backend")
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        if not causal:
+            raise RefusedError(f"{what}: attention that is not causal, such as cross attention, has no KV cache")
+        if query.shape[2] != key.shape[2] or query.shape[0] != 1:
+            raise RefusedError(
+                f"{what}: queries {list(query.shape)} and keys {list(key.shape)} are of different tokens"
+            )
+        span = _span_of(attention_mask, what)
+        if span is None:
+            span = AttentionSpan(int(sliding_window or 0), 0)
+        elif sliding_window and span != AttentionSpan(int(sliding_window), 0):
+            raise RefusedError(f"{what}: sliding_window={sliding_window} contradicts its mask, {span}")
+        if others.get("scaling", 1.0) is not None and not isinstance(others.get("scaling", 1.0), float):
+            raise RefusedError(f"{what}: its scores have a scale that is not one number")
+        self.layers[number] = AskedLayer(
+            num_heads=query.shape[1],
+            num_kv_heads=key.shape[1],
+            key_size=query.shape[3],
+            value_size=value.shape[3],
+            span=span,
+        )
+
+
+class Mask(torch.Tensor):
+    """Stands for a mask while a model is probed."""
+
+    span: AttentionSpan
+
+
+def _span_of(mask: torch.Tensor | None, what: str) -> AttentionSpan | None:
+    if mask is None:
+        return None
+    if not isinstance(mask, Mask) or not hasattr(mask, "span"):
+        raise RefusedError(f"{what}: its mask is not one of the library's causal masks")
+    return mask.span
+
+
+# Set while a model is probed.
+_asked: Asked | None = None
+
+
+def asking(asked: Asked | None) -> None:
+    """Sets where calls of the probing function are noted."""
+    global _asked
+    _asked = asked
+
+
+def ask(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function of a model that is probed."""
+    assert _asked is not None
+    _asked.note(module, query, key, value, attention_mask, **others)
+    return query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3]), None
+
+
+def mask_of(*, q_length: int, kv_length: int, mask_function: Any, **others: Any) -> torch.Tensor:
+    """The mask function of a model that is probed: finds a span with the same mask."""
+    mask = torch.empty(1, 1, q_length, kv_length, device="meta").as_subclass(Mask)
+    span = find_span(mask_function)
+    if span is not None:
+        mask.span = span
+    return mask
+
+
+# A mask is compared with spans at these positions, and with windows and chunks up to the last one.
+_FAR = 1 << 20
+
+
+def find_span(mask_function: Any) -> AttentionSpan | None:
+    """Returns the span whose mask is that of mask_function(batch, head, query, key), or None."""
+
+    def sees(query: int, key: int) -> bool:
+        place = torch.tensor(0)
+        return bool(mask_function(place, place, torch.tensor(query), torch.tensor(key)))
+
+    # The first key that the query sees tells a window or a chunk. Within both, visible keys are one run.
+    def first_seen(query: int) -> int:
+        return bisect_left(range(query), True, key=lambda key: sees(query, key))
+
+    if first_seen(_FAR) == 0:
+        found = AttentionSpan()
+    elif first_seen(_FAR) == first_seen(_FAR + 1) - 1 and first_seen(_FAR + 1) == first_seen(_FAR + 2) - 1:
+        found = AttentionSpan(_FAR - first_seen(_FAR) + 1, 0)
+    else:
+        found = AttentionSpan(0, bisect_left(range(_FAR + 1), True, key=lambda query: not sees(query, 0)))
+    edges = {0, 1, 2, 5, _FAR - 1, _FAR}
+    for size in (found.window, found.attention_chunk):
+        edges |= {max(0, size + near) for near in (-2, -1, 0, 1, 2)} | {2 * size, 2 * size + 1}
+    places = sorted(edges)
+    agrees = all(sees(query, key) == _visible(found, query, key) for query in places for key in places)
+    return found if agrees else None
+
+
+def _visible(span: AttentionSpan, query: int, key: int) -> bool:
+    if key > query or (span.window and key <= query - span.window):
+        return False
+    return not span.attention_chunk or query // span.attention_chunk == key // span.attention_chunk
+
+
+class PagedAttention:
+    """Writes a step's keys and values to the KV cache, and attends over it. Heads are padded with zeros to the cache's
+    head size, which changes no score and no sum."""
+
+    def __init__(self, config: ModelConfig, backend: Backend) -> None:
+        self._spans = [config.attention_span_of(layer) for layer in range(config.num_layers)]
+        self._size = config.head_size
+        shape = LocalHeads(config, backend.shard).shape
+        self._num_heads, self._num_kv_heads = shape.num_heads, shape.num_kv_heads
+        self._dtype = backend.compute_dtype
+        # Rope is the library's: this one rotates by 0, and there are no queries for it.
+        self._write = RopeCacheWrite(backend, num_heads=0, num_kv_heads=shape.num_kv_heads, head_size=config.head_size)
+        self._no_rotation = torch.empty(0)
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scaling: float | None,
+    ) -> torch.Tensor:
+        """query [1, H, T, any], key and value [1, K, T, any]. Returns [1, T, H, any]. Tokens beyond those of the step
+        are padding, and get zeros."""
+        context = current()
+        layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
+        num_tokens, num_kv_heads, size = len(context.slots_T), self._num_kv_heads, self._size
+        take, cache = context.workspace.take, context.kv_cache.of_layer(layer)
+        kv_T2KD = take("library kv", num_tokens, 2, num_kv_heads, size)
+        for place, part in enumerate((key, value)):
+            part_TKD = part[0].transpose(0, 1)[:num_tokens]
+            if part_TKD.shape[2] == size:
+                kv_T2KD[:, place] = part_TKD
+            else:
+                kv_T2KD[:, place] = functional.pad(part_TKD, (0, size - part_TKD.shape[2]))
+        self._write(kv_T2KD.view(num_tokens, -1), self._unrotated(num_tokens), cache, context.slots_T)
+        q_THD = query[0].transpose(0, 1)[:num_tokens].to(self._dtype)
+        if q_THD.shape[2] != size:
+            q_THD = functional.pad(q_THD, (0, size - q_THD.shape[2]))
+        if q_THD.stride()[1:] != (size, 1):
+            q_THD = q_THD.contiguous()
+        scale = query.shape[3] ** -0.5 if scaling is None else scaling
+        o_THD = context.attention_plans[self._spans[layer]].attend(
+            q_THD, cache, scale, out=take("heads", num_tokens, self._num_heads, size)
+        )
+        if value.shape[3] != size:
+            o_THD = o_THD[:, :, : value.shape[3]].contiguous()
+        padding = query.shape[2] - num_tokens
+        if padding:
+            o_THD = functional.pad(o_THD, (0, 0, 0, 0, 0, padding))
+        return o_THD.float()[None]
+
+    def _unrotated(self, num_tokens: int) -> torch.Tensor:
+        if len(self._no_rotation) < num_tokens:
+            self._no_rotation = torch.ones(2 * num_tokens, 1, self._size // 2, dtype=torch.complex64)
+        return self._no_rotation[:num_tokens]
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function of a model that computes. Its other arguments were checked when the model was probed."""
+    return module.octavo_attention(module, query, key, value, scaling), None  # pyright: ignore[reportCallIssue]
+
+
+def register() -> None:
+    """Enters both functions into the library's registries; more than once does no harm."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(PAGED, attend)
+    AttentionInterface.register(ASKED, ask)
+    AttentionMaskInterface.register(ASKED, mask_of)
