@@ -17,7 +17,7 @@ from worker.model_config import ModelConfig
 from worker.models.config import ModelImpl, config_from_directory, read_json
 from worker.models.decoder import Model
 from worker.models.gguf_source import GGUFSource
-from worker.models.registry import model_of, open_files
+from worker.models.registry import family_of, model_of, open_files
 from worker.weights.cache import CachedWeightReader, DamagedFileError, PackedModel, WeightCache
 from worker.weights.digest import dated_digest, files_digest
 from worker.weights.quantization import (

@@ -173,7 +173,8 @@ class PagedAttention:
     def __init__(self, config: ModelConfig, backend: Backend) -> None:
         self._spans = [config.attention_span_of(layer) for layer in range(config.num_layers)]
         self._size = config.head_size
-        shape = LocalHeads(config, backend.shard).shape
+        self._local = LocalHeads(config, backend.shard)
+        shape = self._local.shape
         self._num_heads, self._num_kv_heads = shape.num_heads, shape.num_kv_heads
         self._dtype = backend.compute_dtype
         # Rope is the library's: this one rotates by 0, and there are no queries for it.
@@ -188,9 +189,13 @@ class PagedAttention:
         value: torch.Tensor,
         scaling: float | None,
     ) -> torch.Tensor:
-        """query [1, H, T, any], key and value [1, K, T, any]. Returns [1, T, H, any]. Tokens beyond those of the step
-        are padding, and get zeros."""
-        context = current()
+        """query [1, H, T, any], key and value [1, K, T, any]: this rank's heads, or all. Returns [1, T, H, any]. Tokens
+        beyond those of the step are padding, and get zeros."""
+        context, is_whole = current(), query.shape[1] != self._num_heads
+        if is_whole:
+            # The library's plan leaves attention to every rank; the KV cache is divided all the same.
+            query = query[:, self._local.heads]
+            key, value = key[:, self._local.kv_heads], value[:, self._local.kv_heads]
         layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
         num_tokens, num_kv_heads, size = len(context.slots_T), self._num_kv_heads, self._size
         take, cache = context.workspace.take, context.kv_cache.of_layer(layer)
@@ -213,6 +218,8 @@ class PagedAttention:
         )
         if value.shape[3] != size:
             o_THD = o_THD[:, :, : value.shape[3]].contiguous()
+        if is_whole:
+            o_THD = context.group.gather(o_THD).transpose(0, 1).flatten(1, 2)
         padding = query.shape[2] - num_tokens
         if padding:
             o_THD = functional.pad(o_THD, (0, 0, 0, 0, 0, padding))

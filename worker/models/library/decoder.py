@@ -4,7 +4,7 @@ head in them.
 Legend: T tokens of the step, E hidden size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,9 +25,9 @@ from worker.models.decoder import Model
 from worker.models.library.attention import PAGED, PagedAttention, register
 from worker.models.library.classes import meta_model
 from worker.models.library.experts import Experts, register_experts
+from worker.models.library.formulas import Gated, OctavoGatedMLP, exchanged_norm, find_gated
 from worker.models.library.head import AroundHead, LibraryHead
 from worker.models.library.modules import Exchanged, OctavoLinear, Product, exchange, fuse, product_of
-from worker.models.library.norms import exchanged_norm
 from worker.models.library.parallel import Division, check_heads, divisions
 from worker.models.library.stages import Arrival, Departure, Elsewhere, layer_list
 from worker.models.library.tensors import tensors_of, tied_names
@@ -130,7 +130,12 @@ class LibraryDecoder(Model):
         linears = {name: module for name, module in exchanged.linears.items() if name in here}
         relative = {name.removeprefix(prefix): module for name, module in linears.items()}
         ways = {f"{prefix}{name}": way for name, way in divisions(self._base, relative, self.backend.shard).items()}
-        fused = [group for group in library.fused if group[0] in here and len({ways[name] for name in group}) == 1]
+        for name, module in list(self._base.named_modules(prefix=exchanged.base_name)):
+            gated = find_gated(module) if self.backend.native is not None else None
+            if gated is not None and self._load_gated(name, gated, linears, ways, reader):
+                linears = {each: linear for each, linear in linears.items() if not each.startswith(f"{name}.")}
+        loadable = (group for group in library.fused if set(group) <= linears.keys())
+        fused = [group for group in loadable if len({ways[name] for name in group}) == 1]
         grouped = {name for group in fused for name in group}
         for group in [*fused, *((name,) for name in linears if name not in grouped)]:
             self._load_group(group, [linears[name] for name in group], ways[group[0]], reader)
@@ -139,6 +144,37 @@ class LibraryDecoder(Model):
                 packed = PackedLinear(reader(name), None, self.backend)
                 weight.octavo.product = product_of(packed, self.backend.compute_dtype)
                 self._num_bytes += packed.num_bytes
+
+    def _load_gated(
+        self,
+        name: str,
+        gated: Gated,
+        linears: Mapping[str, OctavoLinear],
+        ways: Mapping[str, Division],
+        reader: WeightReader,
+    ) -> bool:
+        """Loads a gated MLP as two layers. Returns False, and loads nothing, if its layers do not fit each other."""
+        names = [f"{name}.{each}" for each in (gated.gate, gated.up, gated.down)]
+        gate, up, down = (linears[each] for each in names)
+        divided = [ways[each] for each in names]
+        has_bias = gate.bias is not None
+        is_split = divided == [Division.OUTPUTS, Division.OUTPUTS, Division.INPUTS]
+        if (up.bias is not None) != has_bias or not (is_split or set(divided) == {Division.WHOLE}):
+            return False
+        part = self.backend.shard.of(gate.out_features, names[0]) if is_split else None
+        first = load_linear(
+            reader, names[:2], bias=has_bias, backend=self.backend, gated=True, activation=gated.activation,
+            outputs=None if part is None else lambda _: part,
+        )  # fmt: skip
+        last = load_linear(reader, names[2:], bias=down.bias is not None, backend=self.backend, inputs=part)
+        self._num_bytes += first.num_bytes + last.num_bytes
+        dtype = self.backend.compute_dtype
+        inner = product_of(first, dtype)
+        outer = _divided(product_of(last, dtype), divided[2], None)
+        parent, _, attribute = name.rpartition(".")
+        owner = self._base.get_submodule(parent.partition(".")[2])
+        owner._modules[attribute] = OctavoGatedMLP(lambda x_TI: outer(inner(x_TI)))
+        return True
 
     def _load_group(
         self, names: Sequence[str], modules: Sequence[OctavoLinear], way: Division, reader: WeightReader
