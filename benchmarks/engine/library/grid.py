@@ -20,11 +20,13 @@ from pathlib import Path
 import transformers
 
 from benchmarks.engine.library.page import write_page
+from kernels.shard import Shard
 from tests.support.models.layouts import NUM_SAID, Layout, run_layout
 from tests.support.models.library_checks import check, load
 from tests.support.models.library_models import decoder_classes, tiny_config, tiny_model, write
 from tests.support.models.rank_pool import RankPool
 from worker.models.config import config_from_json
+from worker.models.library.parallel import divisions
 from worker.models.registry import ARCHITECTURES
 
 _MOST_ERROR = 1e-4
@@ -91,8 +93,7 @@ def _line(model_type: str, name: str, pool: RankPool | None) -> Line:
         if checked.num_equal < checked.num_tokens:
             wrong.append(f"{checked.num_equal} of {checked.num_tokens} tokens equal")
         error, ranks = checked.error, list[int]()
-        plan = getattr(reference.config.get_text_config(), "base_model_tp_plan", None)
-        for size in () if pool is None else (1, 2) if plan else (1,):
+        for size in () if pool is None else (1, 2) if _has_plan(reference) else (1,):
             assert pool is not None
             outcome = run_layout(
                 pool, directory, reference, Layout(tensor=size), max_tokens=_MAX_TOKENS, model_impl="transformers"
@@ -106,6 +107,15 @@ def _line(model_type: str, name: str, pool: RankPool | None) -> Line:
     if error > _MOST_ERROR:
         wrong.append(f"error {error:.1e}")
     return Line(model_type=model_type, name=name, is_own=is_own, error=error, wrong=tuple(wrong), ranks=tuple(ranks))
+
+
+def _has_plan(reference: transformers.PreTrainedModel) -> bool:
+    """Returns True if the library says how to divide the model, and this backend can."""
+    try:
+        divisions(reference.base_model, (), Shard(rank=0, size=2))
+    except ValueError:
+        return False
+    return True
 
 
 def _print(line: Line, *, as_json: bool) -> None:

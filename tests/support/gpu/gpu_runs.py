@@ -8,7 +8,7 @@ import torch
 from kernels.backend import Backend
 from worker.gpu.executor import GpuExecutor
 from worker.layers.kv_cache import KVCache
-from worker.models.decoder import Decoder
+from worker.models.decoder import Model
 from worker.parallel.groups import Groups
 from worker.step.batch import GpuBatch
 
@@ -45,7 +45,7 @@ class DictReader:
 class GpuModelRun:
     """Sequences in permanent rows, over blocks that are given out in random order."""
 
-    model: Decoder
+    model: Model
     backend: Backend
     block_size: int = 16
     num_blocks: int = 64

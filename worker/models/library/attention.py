@@ -49,18 +49,21 @@ class Asked:
         *,
         sliding_window: int | None = None,
         is_causal: bool | None = None,
+        s_aux: torch.Tensor | None = None,
         **others: Any,
     ) -> None:
-        """Raises RefusedError for what paged attention does not compute."""
+        """Raises RefusedError for what paged attention does not compute. s_aux: the library's name of sinks."""
         number = getattr(module, "layer_idx", None)
         what = f"{type(module).__name__} of layer {number}"
         if not isinstance(number, int):
             raise RefusedError(f"{type(module).__name__} does not tell which layer it is (layer_idx)")
         if number in self.layers:
             raise RefusedError(f"{what} calls attention more than once")
-        for name in ("softcap", "s_aux", "sinks", "position_bias", "head_mask"):
+        for name in ("sinks", "position_bias", "head_mask"):
             if others.get(name) is not None:
                 raise RefusedError(f"{what}: attention with {name} is not computed through this backend")
+        if s_aux is not None and s_aux.numel() != query.shape[1]:
+            raise RefusedError(f"{what}: s_aux {list(s_aux.shape)} is not one sink for each of {query.shape[1]} heads")
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
         if not causal:
             raise RefusedError(f"{what}: attention that is not causal, such as cross attention, has no KV cache")
@@ -187,10 +190,13 @@ class PagedAttention:
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
+        *,
         scaling: float | None,
+        soft_cap: float,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """query [1, H, T, any], key and value [1, K, T, any]: this rank's heads, or all. Returns [1, T, H, any]. Tokens
-        beyond those of the step are padding, and get zeros."""
+        """query [1, H, T, any], key and value [1, K, T, any], sinks [H]: of this rank's heads, or of all. Returns
+        [1, T, H, any]. Tokens beyond those of the step are padding, and get zeros."""
         context, is_whole = current(), query.shape[1] != self._num_heads
         if is_whole:
             # The library's plan leaves attention to every rank; the KV cache is divided all the same.
@@ -212,9 +218,16 @@ class PagedAttention:
             q_THD = functional.pad(q_THD, (0, size - q_THD.shape[2]))
         if q_THD.stride()[1:] != (size, 1):
             q_THD = q_THD.contiguous()
-        scale = query.shape[3] ** -0.5 if scaling is None else scaling
+        if sinks is not None:
+            sinks = sinks.flatten().float()
+            sinks = (sinks if len(sinks) == self._num_heads else sinks[self._local.heads]).contiguous()
         o_THD = context.attention_plans[self._spans[layer]].attend(
-            q_THD, cache, scale, out=take("heads", num_tokens, self._num_heads, size)
+            q_THD,
+            cache,
+            query.shape[3] ** -0.5 if scaling is None else scaling,
+            out=take("heads", num_tokens, self._num_heads, size),
+            soft_cap=soft_cap,
+            sinks_H=sinks,
         )
         if value.shape[3] != size:
             o_THD = o_THD[:, :, : value.shape[3]].contiguous()
@@ -238,10 +251,15 @@ def attend(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function of a model that computes. Its other arguments were checked when the model was probed."""
-    return module.octavo_attention(module, query, key, value, scaling), None  # pyright: ignore[reportCallIssue]
+    o = module.octavo_attention(  # pyright: ignore[reportCallIssue]
+        module, query, key, value, scaling=scaling, soft_cap=softcap or 0.0, sinks=s_aux
+    )
+    return o, None
 
 
 def register() -> None:

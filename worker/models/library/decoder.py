@@ -28,7 +28,7 @@ from worker.models.library.experts import Experts, register_experts
 from worker.models.library.formulas import Gated, OctavoGatedMLP, exchanged_norm, find_gated
 from worker.models.library.head import AroundHead, LibraryHead
 from worker.models.library.modules import Exchanged, OctavoLinear, Product, exchange, fuse, product_of
-from worker.models.library.parallel import Division, check_heads, divisions
+from worker.models.library.parallel import Division, check_heads, divisions, part_of
 from worker.models.library.stages import Arrival, Departure, Elsewhere, layer_list
 from worker.models.library.tensors import tensors_of, tied_names
 from worker.weights.reader import Shape, WeightReader, WeightsError
@@ -225,8 +225,11 @@ class LibraryDecoder(Model):
         for name, module in self._base.named_modules(prefix=exchanged.base_name):
             for each, parameter in list(module.named_parameters(recurse=False)):
                 if name not in linears:
-                    loaded = nn.Parameter(reader.float32(f"{name}.{each}").clone(), requires_grad=False)
-                    assert loaded.shape == parameter.shape
+                    full = f"{name}.{each}"
+                    whole = reader.float32(full)
+                    assert whole.shape == parameter.shape
+                    own = part_of(self._base, full.partition(".")[2], parameter, self.backend.shard)
+                    loaded = nn.Parameter(whole[own].clone(), requires_grad=False)
                     module._parameters[each] = loaded
                     self._num_bytes += loaded.nbytes
             computed = [each for each in module._buffers if each in module._non_persistent_buffers_set]

@@ -1,9 +1,11 @@
 """Reads the tensor-parallel plan that transformers has for a model: how ranks divide each linear layer."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from enum import Enum
+from types import EllipsisType
 
+import torch
 from torch import nn
 
 from kernels.shard import Shard
@@ -27,11 +29,13 @@ class Division(Enum):
 
 
 # Styles that change the training only, or state what the parts of a module already do.
-_NO_CHANGE = frozenset({"replicated_with_grad_allreduce", "mla_kv_a_proj", "replicate", "moe_tp_experts"})
+_NO_CHANGE = frozenset({
+    "replicated_with_grad_allreduce", "mla_kv_a_proj", "replicate", "moe_tp_experts", "local_params"
+})  # fmt: skip
 _EMBEDDINGS = frozenset({"embedding_rowwise", "embedding_colwise"})
 
 
-def divisions(base: nn.Module, names: Mapping[str, nn.Module], shard: Shard) -> dict[str, Division]:
+def divisions(base: nn.Module, names: Iterable[str], shard: Shard) -> dict[str, Division]:
     """Returns how each of `names`, modules or parameters of `base`, is divided. Raises ValueError if the model has no
     plan, or one that this backend does not compute."""
     if shard.size == 1:
@@ -51,6 +55,17 @@ def divisions(base: nn.Module, names: Mapping[str, nn.Module], shard: Shard) -> 
         style = plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name), "")
         found[name] = Division.WHOLE if style in _NO_CHANGE | {""} | _EMBEDDINGS else Division(style)
     return found
+
+
+def part_of(base: nn.Module, name: str, parameter: torch.Tensor, shard: Shard) -> slice | EllipsisType:
+    """Returns this rank's part of a small parameter, such as the sinks of its heads, along the first dim. name: within
+    `base`. Raises ValueError as `divisions` does."""
+    way = divisions(base, [name], shard)[name]
+    if way is Division.WHOLE:
+        return ...
+    if way is not Division.OUTPUTS:
+        raise ValueError(f"tensor_parallel_size={shard.size}: {name} is divided by {way.value}, not colwise; use 1")
+    return shard.of(len(parameter), name)
 
 
 def check_heads(num_heads: int, num_kv_heads: int, shard: Shard) -> None:

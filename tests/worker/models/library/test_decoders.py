@@ -11,7 +11,8 @@ from tests.support.models.library_models import tiny_model, write
 
 # A scale after the head; a head with a bias, and norms with biases; Conv1D and learned positions; experts whose files
 # have them one by one; biases of routers; rope of a part of a head, and fused q, k and v; keys and values of different
-# sizes; windows in some layers, and embeddings with a scale; learned positions with an offset.
+# sizes; windows in some layers, and embeddings with a scale; soft caps of scores and logits; sinks, and experts with
+# biases; learned positions with an offset.
 SAMPLE = (
     ("cohere2", "Cohere2ForCausalLM"),
     ("phi", "PhiForCausalLM"),
@@ -21,6 +22,8 @@ SAMPLE = (
     ("gpt_neox", "GPTNeoXForCausalLM"),
     ("deepseek_v3", "DeepseekV3ForCausalLM"),
     ("gemma3_text", "Gemma3ForCausalLM"),
+    ("gemma2", "Gemma2ForCausalLM"),
+    ("gpt_oss", "GptOssForCausalLM"),
     ("opt", "OPTForCausalLM"),
 )
 

@@ -24,8 +24,7 @@ from worker.weights.reader import WeightsError
         ("diffllama", "DiffLlamaForCausalLM", {}, "calls attention more than once"),
         ("xglm", "XGLMForCausalLM", {}, "multiplies matrices outside of linear layers"),
         ("phimoe", "PhimoeForCausalLM", {}, "mixes the tokens of a step"),
-        ("gpt_oss", "GptOssForCausalLM", {}, "s_aux"),
-        ("gemma2", "Gemma2ForCausalLM", {}, "softcap"),
+        ("mimo_v2_flash", "MiMoV2FlashForCausalLM", {}, "different numbers of heads"),
         (
             "llama",
             "LlamaForCausalLM",
