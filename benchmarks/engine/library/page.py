@@ -1,4 +1,4 @@
-"""Writes docs/models.md from what the grid of models has found."""
+"""Writes the tables of docs/models.md from what the grid of models has found."""
 
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -7,18 +7,8 @@ from typing import Protocol
 
 from worker.models.registry import ARCHITECTURES
 
-_TOP = """# Models
-
-This page lists the architectures that Octavo computes: those of own families, those that the modules of transformers
-compute, and those that are refused, with the reason. An architecture is the name in a model's `config.json`.
-
-`model_impl` chooses: `octavo` takes an own family, `transformers` the modules of the installed transformers, and `auto`
-(the default) an own family if there is one, else transformers. Through transformers, a model's rope, activations and
-routing are the library's; linear layers, RMS norms, experts, embeddings, the head and paged attention are Octavo's.
-Results are as exact as those of own families: a token's bits do not depend on other requests, on chunks or on cached
-prefixes. It runs on CPUs, on tensor-parallel ranks where the library has a plan for the model, and in pipeline stages.
-What the table below refuses is refused before any weight is read. Code beside the weights (`auto_map`) is never run.
-"""
+# The page up to this heading is written by hand.
+_FIRST = "## Own families\n"
 
 
 class Found(Protocol):
@@ -43,8 +33,7 @@ def write_page(path: Path, lines: Sequence[Found]) -> None:
     computed = sorted((each for each in by_name.values() if not each.refused and not each.wrong), key=lambda e: e.name)
     refused = sorted((each for each in by_name.values() if each.refused and not each.is_own), key=lambda e: e.name)
     text = [
-        _TOP,
-        "## Own families\n",
+        path.read_text(encoding="utf-8").partition(_FIRST)[0] + _FIRST,
         "\n".join(f"- `{name}`" for name in ARCHITECTURES) + "\n",
         f"## Computed by transformers {version('transformers')}\n",
         f"{len(computed)} classes, each checked with a tiny random model in float32 by",

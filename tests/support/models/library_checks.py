@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from runtime.model_files import resolve_model
 from tests.support.models.model_runs import ModelRun, relative_error
 from worker.models.loader import LoadedModel, load_model
+from worker.weights.quantization import QuantizationOption
 
 # Odd lengths; the first is longer than a window of 11, and than two blocks.
 _LENGTHS = (37, 5, 1, 22)
@@ -29,8 +30,10 @@ class Checked:
         return self.error <= 1e-4 and self.num_equal == self.num_tokens and not self.different
 
 
-def load(directory: Path) -> LoadedModel:
-    return load_model(resolve_model(str(directory)), dtype=torch.float32, model_impl="transformers")
+def load(
+    directory: Path, *, dtype: torch.dtype = torch.float32, quantization: QuantizationOption = "auto"
+) -> LoadedModel:
+    return load_model(resolve_model(str(directory)), dtype=dtype, quantization=quantization, model_impl="transformers")
 
 
 def check(reference: PreTrainedModel, loaded: LoadedModel, *, num_tokens: int = 64) -> Checked:

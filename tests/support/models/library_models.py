@@ -42,6 +42,8 @@ _OWN: dict[str, dict[str, Any]] = {
     "gptj": {"rotary_dim": 8, "head_dim": 8},
     "codegen": {"rotary_dim": 8},
     "persimmon": {"num_key_value_heads": 6},
+    "lfm2": {"layer_types": ["conv", "conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"]},
 }
 
 
@@ -65,10 +67,21 @@ def tiny_config(model_type: str, class_name: str, **changes: Any) -> PreTrainedC
     return config
 
 
+def default_config(class_name: str) -> PreTrainedConfig:
+    """Returns a config of the sizes that the library gives if none are named."""
+    config = getattr(importlib.import_module("transformers"), class_name).config_class()
+    config.architectures = [class_name]
+    return config
+
+
 def _has(config: PreTrainedConfig, name: str) -> bool:
     """Returns True if the config has a field of this name that can be set."""
     made = getattr(type(config), name, None)
-    return hasattr(config, name) and not (isinstance(made, property) and made.fset is None)
+    try:
+        has = hasattr(config, name)
+    except Exception:  # noqa: BLE001 - of a field that differs by layers, the library tells no one value
+        return False
+    return has and not (isinstance(made, property) and made.fset is None)
 
 
 def tiny_model(model_type: str, class_name: str, **changes: Any) -> PreTrainedModel:

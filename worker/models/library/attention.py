@@ -88,9 +88,18 @@ class Asked:
 
 
 class Mask(torch.Tensor):
-    """Stands for a mask while a model is probed."""
+    """Stands for a mask while a model is probed. A slice of everything is the same mask."""
 
     span: AttentionSpan
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        if func is torch.Tensor.__getitem__ and isinstance(result, Mask) and result.shape == args[0].shape:
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if hasattr(args[0], "span") and all(each is ... or isinstance(each, slice) for each in index):
+                result.span = args[0].span
+        return result
 
 
 def _span_of(mask: torch.Tensor | None, what: str) -> AttentionSpan | None:

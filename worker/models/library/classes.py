@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 # Rotary embeddings whose frequencies depend on the longest sequence of a step, so a token's result would, too.
 _ROPES_OF_A_STEP = ("dynamic", "longrope")
+# Kinds of layers, as `layer_types` of configs name them.
+_STATEFUL = frozenset({"linear_attention", "conv", "hybrid", "hybrid_sliding"})
+_INDEXED = frozenset({"indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention"})
 
 
 class RefusedError(ValueError):
@@ -60,10 +63,17 @@ def _check_config(architecture: str, cls: "type[PreTrainedModel]", config: "PreT
         raise RefusedError(f"{architecture} is an encoder-decoder: its decoder attends to an encoder (cross attention)")
     if getattr(config, "add_cross_attention", False):
         raise RefusedError(f"{architecture} has cross attention (add_cross_attention), whose keys are not cached here")
-    if getattr(cls, "_is_stateful", False):
+    own = config.get_text_config()
+    types = getattr(own, "layer_types", None) or ()
+    if getattr(cls, "_is_stateful", False) or not _STATEFUL.isdisjoint(types):
         raise RefusedError(
-            f"{architecture} has layers that keep a state of their own, such as state-space layers or linear attention"
+            f"{architecture} has layers that keep a state of their own, such as state-space layers, convolutions or "
+            "linear attention"
         )
+    if not _INDEXED.isdisjoint(types):
+        raise RefusedError(f"{architecture} has sparse attention, whose index of keys needs a cache of its own")
+    if own is not config:
+        raise RefusedError(f"{architecture} is for more than text; this backend computes text models only")
     if not hasattr(config, "max_position_embeddings"):
         raise RefusedError(f"{architecture}: config.json has no max_position_embeddings")
     for rope in _rope_types(config):

@@ -1,7 +1,6 @@
 """Makes a ModelConfig of a model that transformers computes, from config.json and from a probe of its modules."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -10,6 +9,7 @@ from worker.model_config import NO_ROPE, AttentionSpan, LibraryConfig, ModelConf
 from worker.models.library.attention import ASKED, AskedLayer, register
 from worker.models.library.classes import RefusedError, build_meta, library_classes, library_version
 from worker.models.library.experts import register_experts
+from worker.models.library.head import AroundHead
 from worker.models.library.modules import Exchanged, exchange, fuse
 from worker.models.library.probe import Watched, fusible, probe
 from worker.models.library.stages import layer_list
@@ -41,18 +41,23 @@ def library_config(raw: Mapping[str, Any], text: str, *, shared: Mapping[str, An
         layer_list(exchanged.base, num_layers)
     except ValueError as error:
         raise RefusedError(str(error)) from None
+    fused = _fused(exchanged, watched)
+    head = exchanged.head
+    # Raises where what comes after the linear layer needs more of the model; it takes the model's base away.
+    AroundHead(exchanged.model, exchanged.base_name, exchanged.head_name)
     size = max(max(layer.key_size, layer.value_size) for layer in layers)
     library = LibraryConfig(
         text=text,
         version=library_version(),
         row_multiple=watched.row_multiple,
         weights=tuple(name for name, weight in exchanged.weights.items() if weight.is_used),
+        fused=fused,
     )
     return ModelConfig(
         architecture=cls.__name__,
-        vocab_size=exchanged.head.out_features,
-        hidden_size=exchanged.head.in_features,
-        intermediate_size=_intermediate_size(own, exchanged.head.in_features),
+        vocab_size=head.out_features,
+        hidden_size=head.in_features,
+        intermediate_size=_intermediate_size(own, head.in_features),
         num_layers=num_layers,
         num_heads=first.num_heads,
         num_kv_heads=first.num_kv_heads,
@@ -63,7 +68,7 @@ def library_config(raw: Mapping[str, Any], text: str, *, shared: Mapping[str, An
         layer_windows=tuple(layer.span.window for layer in layers),
         layer_chunks=tuple(layer.span.attention_chunk for layer in layers),
         tie_word_embeddings=bool(getattr(config, "tie_word_embeddings", False)),
-        library=replace(library, fused=_fused(exchanged, watched)),
+        library=library,
         **shared,
     )
 

@@ -223,6 +223,9 @@ class LibraryDecoder(Model):
         """Loads the small tensors of the library's own modules, and computes those that no file has."""
         linears = {*exchanged.linears, *exchanged.experts, exchanged.embedding_name}
         for name, module in self._base.named_modules(prefix=exchanged.base_name):
+            computed = [each for each in module._buffers if each in module._non_persistent_buffers_set]
+            # Comes first: it may give a module's parameters new numbers, too.
+            _compute_buffers(exchanged.model, name, module, computed)
             for each, parameter in list(module.named_parameters(recurse=False)):
                 if name not in linears:
                     full = f"{name}.{each}"
@@ -232,11 +235,9 @@ class LibraryDecoder(Model):
                     loaded = nn.Parameter(whole[own].clone(), requires_grad=False)
                     module._parameters[each] = loaded
                     self._num_bytes += loaded.nbytes
-            computed = [each for each in module._buffers if each in module._non_persistent_buffers_set]
             for each, buffer in list(module._buffers.items()):
                 if buffer is not None and each not in computed:
                     module._buffers[each] = reader.float32(f"{name}.{each}").clone()
-            _compute_buffers(exchanged.model, name, module, computed)
 
     def _exchange_norms(self) -> None:
         kernels = self.backend.native

@@ -15,6 +15,7 @@ from kernels.backend import Backend
 from kernels.linear import PackedLinear, Stream
 from kernels.sampling import TokenMasks, apply_masks, greedy
 from worker.layers.head import OutputHead
+from worker.models.library.classes import RefusedError
 from worker.parallel.groups import Group
 
 # Functions round a row in the same way wherever it is if numbers before it are a multiple of this.
@@ -65,13 +66,17 @@ class AroundHead:
     """What a causal language model of the library does before and after the linear layer of its head."""
 
     def __init__(self, model: nn.Module, base_name: str, head_name: str) -> None:
-        """model: its base model and its linear layer are replaced."""
+        """model: its base model and its linear layer are replaced. Raises RefusedError if the head needs more than
+        hidden states."""
         self._model, self._base, self._linear = model, _Base(model.config), _Linear()
         setattr(model, base_name, self._base)
         setattr(model, head_name, self._linear)
         sample = torch.linspace(-60.0, 60.0, 64)[None]
         # True if the logits are those of the linear layer.
-        self.is_identity = torch.equal(self(sample, torch.clone), sample)
+        try:
+            self.is_identity = torch.equal(self(sample, torch.clone), sample)
+        except Exception as error:  # whatever a model's own code raises without the rest of the model
+            raise RefusedError(f"its head needs more than hidden states: {type(error).__name__}: {error}") from error
         self.is_identity = self.is_identity and torch.equal(self._linear.input[0, :1], sample)
 
     def __call__(self, hidden_SE: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -80,7 +85,9 @@ class AroundHead:
         missing = -num_rows % _ROW_MULTIPLE
         padded = functional.pad(hidden_SE, (0, 0, 0, missing)) if missing else hidden_SE
         self._base.given, self._linear.product = _Output(padded[None]), product
-        return self._model(use_cache=False).logits[0][:num_rows].float()
+        # Some heads read the number of tokens here.
+        blank_ids = torch.zeros(1, len(padded), dtype=torch.int64)
+        return self._model(input_ids=blank_ids, use_cache=False).logits[0][:num_rows].float()
 
 
 class LibraryHead(OutputHead):

@@ -8,11 +8,13 @@ import torch
 
 from tests.support.models.library_checks import check, load
 from tests.support.models.library_models import tiny_model, write
+from worker.weights.quantization import QuantizationOption
 
 # A scale after the head; a head with a bias, and norms with biases; Conv1D and learned positions; experts whose files
 # have them one by one; biases of routers; rope of a part of a head, and fused q, k and v; keys and values of different
 # sizes; windows in some layers, and embeddings with a scale; soft caps of scores and logits; sinks, and experts with
-# biases; learned positions with an offset.
+# biases; learned positions with an offset; a second table of embeddings, whose scale is in no file, and heads of two
+# sizes.
 SAMPLE = (
     ("cohere2", "Cohere2ForCausalLM"),
     ("phi", "PhiForCausalLM"),
@@ -25,6 +27,7 @@ SAMPLE = (
     ("gemma2", "Gemma2ForCausalLM"),
     ("gpt_oss", "GptOssForCausalLM"),
     ("opt", "OPTForCausalLM"),
+    ("gemma4_text", "Gemma4ForCausalLM"),
 )
 
 
@@ -34,6 +37,31 @@ def test_a_decoder_computes_as_in_transformers(model_type: str, name: str, tmp_p
     reference = tiny_model(model_type, name)
     checked = check(reference, load(write(reference, tmp_path)), num_tokens=24)
     assert checked.is_right, checked
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "of_llama", "of_gpt2"),
+    [
+        (torch.bfloat16, "none", 0.06, 0.01),
+        (torch.float32, "int8", 0.15, 0.03),
+        (torch.bfloat16, "int8", 0.15, 0.03),
+        (torch.bfloat16, "int4", 0.9, 0.2),
+    ],
+)
+def test_fewer_bits_change_logits_little(
+    dtype: torch.dtype, quantization: QuantizationOption, of_llama: float, of_gpt2: float, tmp_path: Path
+) -> None:
+    """Errors are those of the llama family's own layers, within a factor of 2. The bits of a token's logits still do
+    not depend on the step."""
+    for (model_type, name), most in (
+        (("llama", "LlamaForCausalLM"), of_llama),
+        (("gpt2", "GPT2LMHeadModel"), of_gpt2),
+    ):
+        reference = tiny_model(model_type, name)
+        directory = write(reference, tmp_path / model_type)
+        checked = check(reference, load(directory, dtype=dtype, quantization=quantization), num_tokens=8)
+        assert checked.error < most, checked
+        assert not checked.different, checked
 
 
 def test_row_multiples_matter(tmp_path: Path) -> None:
