@@ -17,7 +17,8 @@ from tests.support.repository import ROOT
 
 FAKES = ROOT / "tests" / "fakes" / "processes"
 COMMAND = (sys.executable, "-c", "from octavo.cli.main import main; main()")
-_TIMEOUT = 60.0
+# Loading quantizes models, on a machine that may be busy.
+_TIMEOUT = 120.0
 _POLL_S = 0.05
 
 
