@@ -33,7 +33,7 @@ from benchmarks.kernels.gemm_floor import GemmFloor
 from benchmarks.peers.engine_process import EngineFailedError, EngineProcess
 from benchmarks.peers.engines import OCTAVO, PEERS, QUANTIZATIONS, EngineSpec, octavo_engine, peer_engines
 from benchmarks.peers.prepare_models import prepare
-from worker.weights.quantization import Quantization
+from worker.weights.quantization.kinds import Quantization
 
 UNITS = {"throughput": "output_tok_s", "prefill": "tok_s", "shared_prefix": "seconds"}
 

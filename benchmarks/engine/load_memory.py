@@ -37,7 +37,7 @@ from worker.models.config import config_from_directory
 from worker.models.loader import LoadedModel, load_model
 from worker.models.registry import model_class
 from worker.weights.cache import WeightCache
-from worker.weights.quantization import QuantizationOption
+from worker.weights.quantization.kinds import QuantizationOption
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PAUSE_S = 0.0002

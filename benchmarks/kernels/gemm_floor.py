@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from benchmarks.kernels.linears import cycle, median_seconds, ways
-from worker.weights.quantization import Quantization, head_quantization, quantized
+from worker.weights.quantization.kinds import Quantization, head_quantization, quantized
 
 LAYERS = 30
 # Inputs x outputs: q, k and v; o; gate and up; down.

@@ -9,7 +9,7 @@ from typing import get_args
 
 from benchmarks.peers.directory import peer_directory
 from benchmarks.peers.prepare_models import HUGGING_FACE, model_path
-from worker.weights.quantization import Quantization
+from worker.weights.quantization.kinds import Quantization
 
 RUNNERS = Path(__file__).resolve().parent / "runners"
 PEERS = ("vllm", "llama.cpp", "openvino", "transformers")

@@ -18,7 +18,7 @@ from benchmarks.peers.engines import (
 )
 from benchmarks.peers.http_client import Api
 from benchmarks.peers.prepare_models import HUGGING_FACE, model_path
-from worker.weights.quantization import Quantization
+from worker.weights.quantization.kinds import Quantization
 
 SERVERS = ("vllm", "llama-server")
 MAX_MODEL_LEN = 2048

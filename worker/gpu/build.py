@@ -42,7 +42,7 @@ from worker.parallel.expert_exchange import check_experts
 from worker.parallel.groups import Groups, without_others
 from worker.sampling.grammar_engine import find_grammars
 from worker.step.inputs import StepInputs
-from worker.weights.quantization import resolve_quantization
+from worker.weights.quantization.kinds import resolve_quantization
 
 # Embeddings and the head are never quantized.
 _KEPT = ("model.embed_tokens.weight", "lm_head.weight")

@@ -9,12 +9,12 @@ from worker.model_config import ModelConfig
 from worker.models.decoder import Decoder
 
 if TYPE_CHECKING:
-    from worker.weights.safetensors_source import SafetensorsFiles
+    from worker.weights.safetensors_files import SafetensorsFiles
 
 
 def _open_safetensors(directory: Path) -> "SafetensorsFiles":
     # Imported here because GPU benchmarks run models where safetensors is not installed.
-    from worker.weights.safetensors_source import SafetensorsFiles
+    from worker.weights.safetensors_files import SafetensorsFiles
 
     return SafetensorsFiles(directory)
 

@@ -20,14 +20,14 @@ from worker.models.gguf_source import GGUFSource
 from worker.models.registry import family_of, model_of, open_files
 from worker.weights.cache import CachedWeightReader, DamagedFileError, PackedModel, WeightCache
 from worker.weights.digest import dated_digest, files_digest
-from worker.weights.quantization import (
+from worker.weights.quantization.kinds import (
     QUANTIZATION_OPTIONS,
     Quantization,
     QuantizationOption,
-    StoredQuantization,
     resolve_quantization,
-    stored_quantization,
 )
+from worker.weights.quantization.layers import StoredQuantization
+from worker.weights.quantization.methods import stored_quantization
 from worker.weights.reader import WeightsError
 from worker.weights.safetensors_source import SafetensorsSource
 from worker.weights.source import DummySource, SourceReader, TensorSource, check_tensors

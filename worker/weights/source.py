@@ -11,7 +11,7 @@ import torch
 
 from kernels.linear.weights import PackedWeight, Weight, map_tensors
 from worker.weights.conversion import columns_of, in_pieces, part_of
-from worker.weights.quantization import Quantization, head_quantization, quantized, quantized_expert
+from worker.weights.quantization.kinds import Quantization, head_quantization, quantized, quantized_expert
 from worker.weights.reader import Shape, WeightsError, some
 
 _T = TypeVar("_T")

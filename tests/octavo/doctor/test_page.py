@@ -17,7 +17,7 @@ from octavo.doctor.subjects import clock
 from runtime.model_files import resolve_model
 from tests.support.models.tiny_model import make_tiny_model
 from worker.models.loader import load_model
-from worker.weights.quantization import QuantizationOption
+from worker.weights.quantization.kinds import QuantizationOption
 
 
 def printed(*checks: Check) -> str:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from runtime.model_files import resolve_model
 from tests.support.models.model_runs import ModelRun, relative_error
 from worker.models.loader import LoadedModel, load_model
-from worker.weights.quantization import QuantizationOption
+from worker.weights.quantization.kinds import QuantizationOption
 
 # Odd lengths; the first is longer than a window of 11, and than two blocks.
 _LENGTHS = (37, 5, 1, 22)

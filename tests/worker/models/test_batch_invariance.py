@@ -12,7 +12,7 @@ from runtime.model_files import resolve_model
 from tests.support.kernels.kernel_paths import native
 from tests.support.models.model_runs import ModelRun
 from worker.models.loader import LoadedModel, load_model
-from worker.weights.quantization import Quantization
+from worker.weights.quantization.kinds import Quantization
 
 LENGTH = 150
 QUANTIZATIONS: tuple[Quantization, ...] = ("none", "int8", "int4")

@@ -20,7 +20,7 @@ from worker.models.config import config_from_directory
 from worker.models.families.llama4.checkpoint import Llama4Files
 from worker.models.loader import load_model
 from worker.models.registry import model_class
-from worker.weights.quantization import stored_quantization
+from worker.weights.quantization.methods import stored_quantization
 from worker.weights.reader import WeightsError
 from worker.weights.safetensors_source import SafetensorsSource
 from worker.weights.source import check_tensors

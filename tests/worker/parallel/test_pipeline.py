@@ -33,7 +33,7 @@ from worker.models.loader import LoadedModel
 from worker.parallel.gloo import GlooPipeline
 from worker.step.runner import StepRunner
 from worker.weights.cache import WeightCache
-from worker.weights.safetensors_source import SafetensorsFiles
+from worker.weights.safetensors_files import SafetensorsFiles
 
 HIDDEN_SIZE, HEAD_SIZE = 32, 16
 

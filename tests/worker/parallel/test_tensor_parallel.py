@@ -22,7 +22,7 @@ from worker.models.loader import load_model
 from worker.models.registry import model_class
 from worker.parallel.gloo import GlooGroup
 from worker.parallel.groups import Groups
-from worker.weights.quantization import QuantizationOption
+from worker.weights.quantization.kinds import QuantizationOption
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 131, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 6,

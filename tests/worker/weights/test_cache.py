@@ -27,7 +27,7 @@ from worker.process.build import build_runner
 from worker.weights import cache as cache_module
 from worker.weights import digest
 from worker.weights.cache import WeightCache
-from worker.weights.quantization import QuantizationOption
+from worker.weights.quantization.kinds import QuantizationOption
 from worker.weights.safetensors_source import SafetensorsSource
 
 # Biases, an untied output head, and sizes that are no multiples of a panel's.

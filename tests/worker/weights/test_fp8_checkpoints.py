@@ -30,9 +30,11 @@ from worker.models.config import config_from_directory
 from worker.models.families.llama.model import LlamaModel
 from worker.models.gguf_source import GGUFSource
 from worker.models.loader import load_model
-from worker.weights.quantization import Quantization, QuantizationOption, resolve_quantization, stored_quantization
+from worker.weights.quantization.kinds import Quantization, QuantizationOption, resolve_quantization
+from worker.weights.quantization.methods import stored_quantization
 from worker.weights.reader import Shape, WeightsError
-from worker.weights.safetensors_source import SafetensorsFiles, SafetensorsSource
+from worker.weights.safetensors_files import SafetensorsFiles
+from worker.weights.safetensors_source import SafetensorsSource
 from worker.weights.source import SourceReader, TensorSource, check_tensors
 
 ATTENTION = "model.layers.0.self_attn"

@@ -19,7 +19,7 @@ from worker.models.families.llama.model import LlamaModel
 from worker.models.gguf_source import GGUFSource
 from worker.models.loader import LoadedModel, load_model
 from worker.weights.gguf_weights import integer_weight
-from worker.weights.quantization import Quantization
+from worker.weights.quantization.kinds import Quantization
 from worker.weights.reader import WeightsError
 from worker.weights.source import SourceReader
 

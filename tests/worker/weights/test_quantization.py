@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from worker.weights.quantization import stored_quantization
+from worker.weights.quantization.methods import stored_quantization
+from worker.weights.quantization.scaled import ScaledScheme
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 WEIGHTS = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
@@ -50,8 +51,8 @@ def test_groups_have_schemes_of_their_own_and_untargeted_layers_are_floats() -> 
     groups = {"group_0": GROUP | {"targets": ["re:.*self_attn.*"]}, "group_1": floats}
     stored = stored_quantization({"quantization_config": COMPRESSED | {"config_groups": groups, "format": None}})
     attention, mlp = stored.scheme_of("model.layers.0.self_attn.q_proj"), stored.scheme_of("model.layers.0.mlp.up_proj")
-    assert attention is not None
-    assert mlp is not None
+    assert isinstance(attention, ScaledScheme)
+    assert isinstance(mlp, ScaledScheme)
     assert (attention.kind, mlp.kind) == ("I8", "F8_E4M3")
     assert stored.scheme_of("lm_head") is None
     assert stored.made_for == "none", "only some layers are made for 8-bit inputs"

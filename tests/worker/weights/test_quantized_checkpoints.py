@@ -20,9 +20,11 @@ from tests.support.models.model_runs import ModelRun, relative_error
 from worker.models.families.llama.model import LlamaModel
 from worker.models.loader import LoadedModel, load_model
 from worker.process.build import build_runner
-from worker.weights.quantization import Quantization, stored_quantization
+from worker.weights.quantization.kinds import Quantization
+from worker.weights.quantization.methods import stored_quantization
 from worker.weights.reader import WeightsError
-from worker.weights.safetensors_source import SafetensorsFiles, SafetensorsSource
+from worker.weights.safetensors_files import SafetensorsFiles
+from worker.weights.safetensors_source import SafetensorsSource
 from worker.weights.source import SourceReader
 
 Tensors = dict[str, torch.Tensor]
@@ -281,7 +283,7 @@ Edit = Callable[[Tensors], object]
 @pytest.mark.parametrize(
     ("edit", "says"),
     [
-        (lambda t: [t.pop(SCALE), t.pop(DOWN + "_scale_inv")], rf"lacks the scales of 2 of 14 weights: {SCALE}, "),
+        (lambda t: [t.pop(SCALE), t.pop(DOWN + "_scale_inv")], rf"lacks 2 tensors of 14 quantized weights: {SCALE}, "),
         (lambda t: t.update({SCALE: t[SCALE][:1]}),
             rf"{SCALE} has shape \[1, 2\]; \[2, 2\] is expected for {Q}, of shape \[160, 160\]"),
         (lambda t: t.update({SCALE: t[SCALE].flatten()}), rf"{SCALE} has shape \[4\]; \[2, 2\] is expected"),

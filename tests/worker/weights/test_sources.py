@@ -19,7 +19,7 @@ from worker.models.gguf_source import GGUFSource
 from worker.models.loader import LoadedModel, load_model
 from worker.weights.digest import dated_digest, files_digest
 from worker.weights.gguf_header import StoredTensor
-from worker.weights.quantization import Quantization
+from worker.weights.quantization.kinds import Quantization
 from worker.weights.reader import WeightsError
 from worker.weights.source import DummySource, SourceReader
 

@@ -16,7 +16,7 @@ from worker.errors import PermanentError
 from worker.model_config import ModelConfig
 from worker.models.info import model_dtype
 from worker.models.loader import config_of
-from worker.weights.quantization import Quantization, resolve_quantization
+from worker.weights.quantization.kinds import Quantization, resolve_quantization
 
 _log = logging.getLogger("octavo.worker")
 

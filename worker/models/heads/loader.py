@@ -18,15 +18,12 @@ from worker.models.heads.mtp import HEAD_OF_LAYER, MtpHead
 from worker.models.heads.shared import SharedParts, backend_of_heads
 from worker.models.loader import LoadedModel, open_checkpoint
 from worker.models.registry import family_of
-from worker.weights.quantization import (
-    Quantization,
-    QuantizationOption,
-    StoredQuantization,
-    resolve_quantization,
-    stored_quantization,
-)
+from worker.weights.quantization.kinds import Quantization, QuantizationOption, resolve_quantization
+from worker.weights.quantization.layers import StoredQuantization
+from worker.weights.quantization.methods import stored_quantization
 from worker.weights.reader import Shape, WeightReader, WeightsError
-from worker.weights.safetensors_source import SafetensorsFiles, SafetensorsSource
+from worker.weights.safetensors_files import SafetensorsFiles
+from worker.weights.safetensors_source import SafetensorsSource
 from worker.weights.source import DummySource, SourceReader, TensorSource, check_tensors
 
 # Tensors of EAGLE's checkpoints that are copies of the target's.

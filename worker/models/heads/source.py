@@ -13,7 +13,7 @@ from worker.models.heads.head import Head
 from worker.models.heads.loader import HeadFiles, load_head
 from worker.models.info import model_dtype
 from worker.models.loader import LoadedModel, config_of
-from worker.weights.quantization import QuantizationOption
+from worker.weights.quantization.kinds import QuantizationOption
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

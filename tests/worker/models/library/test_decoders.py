@@ -8,7 +8,7 @@ import torch
 
 from tests.support.models.library_checks import check, load
 from tests.support.models.library_models import tiny_model, write
-from worker.weights.quantization import QuantizationOption
+from worker.weights.quantization.kinds import QuantizationOption
 
 # A scale after the head; a head with a bias, and norms with biases; Conv1D and learned positions; experts whose files
 # have them one by one; biases of routers; rope of a part of a head, and fused q, k and v; keys and values of different

@@ -10,7 +10,7 @@ import torch
 
 from worker.weights.mxfp4 import BLOCK, dequantize_mxfp4
 from worker.weights.reader import Shape, WeightsError
-from worker.weights.safetensors_source import SafetensorsFiles
+from worker.weights.safetensors_files import SafetensorsFiles
 
 # In floats [N, H, 2I] and [N, I, H]; in MXFP4 _blocks [N, outputs, G, 16] and _scales [N, outputs, G]. Biases: [N, 2I]
 # and [N, H]. Of gate_up_proj's outputs, even ones are the gate's, odd ones up's.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from worker.weights.safetensors_source import SafetensorsFiles
+from worker.weights.safetensors_files import SafetensorsFiles
 
 # The prefix of the text model's tensors in files that also hold a vision model.
 _TEXT = "language_model."

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from worker.weights.reader import Shape, WeightsError
-from worker.weights.safetensors_source import SafetensorsFiles
+from worker.weights.safetensors_files import SafetensorsFiles
 
 
 class _Part(NamedTuple):

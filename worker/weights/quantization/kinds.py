@@ -1,0 +1,84 @@
+"""Quantizations that backends compute with."""
+
+from typing import Literal, get_args
+
+import torch
+
+from kernels.backend import Backend
+from kernels.gemm.quantize.checks import check_device, has_e4m3
+from kernels.linear.weights import (
+    BLOCK,
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    Weight,
+    dequantize,
+    in_blocks,
+    quantize_fp8,
+    quantize_fp8_blocks,
+    quantize_int4,
+    quantize_int8,
+)
+from worker.weights.reader import WeightsError
+
+Quantization = Literal["none", "int8", "int4", "fp8"]
+# auto: what the checkpoint was made for.
+QuantizationOption = Literal["auto", "none", "int8", "int4", "fp8"]
+QUANTIZATION_OPTIONS: tuple[str, ...] = get_args(QuantizationOption)
+
+_ON_CPUS: tuple[Quantization, ...] = ("none", "int8", "int4")
+_ON_GPUS: tuple[Quantization, ...] = ("none", "fp8")
+_LARGEST_HALF = torch.finfo(torch.float16).max
+
+
+def resolve_quantization(option: QuantizationOption, made_for: Quantization, backend: Backend) -> Quantization:
+    """Returns the quantization that `option` means on this backend, for a checkpoint made for `made_for`. Raises
+    WeightsError for one that the backend does not support."""
+    offered = _ON_CPUS if backend.gpu is None else _ON_GPUS
+    if option == "auto":
+        can = made_for in offered and (made_for != "fp8" or has_e4m3(backend.device))
+        return made_for if can else "none"
+    if option not in offered:
+        where, other = ("CPU", "a GPU") if backend.gpu is None else ("GPU", "a CPU")
+        raise WeightsError(
+            f"quantization={option} is computed on {other} only, and this is a {where} ({backend.name}): "
+            f"use quantization={offered[1]}, or one of auto, {', '.join(offered)}"
+        )
+    if option == "fp8":
+        try:
+            check_device(backend.device)
+        except ValueError as error:
+            raise WeightsError(f"quantization=fp8: {error}") from None
+    return option
+
+
+def quantized(stored: Weight, quantization: Literal["int8", "int4", "fp8"]) -> Weight:
+    """Quantizes a stored weight, in float32. A weight that is already stored in this quantization stays as it is.
+
+    With int4, a weight with numbers beyond float16 gets 8 bits, because int4's scales and minima are float16.
+    """
+    if isinstance(stored, {"int8": Int8Weight, "int4": Int4Weight, "fp8": Fp8Weight}[quantization]):
+        return stored
+    floats_OI = dequantize(stored)
+    if quantization == "fp8":
+        return quantize_fp8(floats_OI)
+    if quantization == "int4" and floats_OI.abs().max() <= _LARGEST_HALF:
+        return quantize_int4(floats_OI)
+    return quantize_int8(floats_OI)
+
+
+def quantized_expert(stored: Weight) -> Weight:
+    """Quantizes an expert to fp8 if possible. Grouped GEMMs take e4m3 only in whole blocks: experts of other sizes, and
+    experts stored with a scale per output, become floats, because rounding these again would gain nothing."""
+    num_outputs, num_inputs = (stored if isinstance(stored, torch.Tensor) else stored.values_OI).shape
+    blocks = None
+    if num_outputs % BLOCK == num_inputs % BLOCK == 0:
+        blocks = in_blocks(stored) if isinstance(stored, Fp8Weight) else quantize_fp8_blocks(dequantize(stored))
+    return dequantize(stored) if blocks is None else blocks
+
+
+def head_quantization(quantization: Quantization) -> Quantization:
+    """Returns the output head's quantization. The head chooses the token, so 4 bits cost it more accuracy than a layer;
+    checkpoints keep it at 6 or 8 bits, and FP8 checkpoints keep it in floats."""
+    head: dict[Quantization, Quantization] = {"int4": "int8", "fp8": "none"}
+    return head.get(quantization, quantization)
