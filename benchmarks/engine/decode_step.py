@@ -35,9 +35,13 @@ from worker.models.loader import LoadedModel, load_model
 from worker.step.batch import InputBatch
 from worker.step.rows import Rows
 
-# For each of kFloat32, kBfloat16, kInt8, kGroupedInt8, kInt4 of kernels/linear/panels.h: the multiplications that may
-# compute it, best first; a machine uses the first that it has. AVX2 multiplies bf16 and 8-bit weights as int16.
-_MULTIPLIED = (("float32",), ("bfloat16", "int16"), ("int8", "int16"), ("int8", "int16"), ("int8", "int8_pairs"))
+# For each of kFloat32, kBfloat16, kInt8, kGroupedInt8, kInt4, kInt4Zeros of kernels/linear/panels.h: the
+# multiplications that may compute it, best first; a machine uses the first that it has. AVX2 multiplies bf16 and 8-bit
+# weights as int16.
+_MULTIPLIED = (
+    ("float32",), ("bfloat16", "int16"), ("int8", "int16"), ("int8", "int16"), ("int8", "int8_pairs"),
+    ("int8", "int8_pairs"),
+)  # fmt: skip
 
 _OP_NAMES = {
     Op.ATTENTION: "attention",

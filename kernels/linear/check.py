@@ -68,10 +68,12 @@ def _check_quantized(kernels: NativeKernels, generator: torch.Generator) -> None
     int8 = torch.randint(-127, 128, shape, generator=generator, dtype=torch.int8)
     int4 = torch.randint(16, shape, generator=generator, dtype=torch.uint8)
     scales, minima = torch.rand(groups, generator=generator), torch.randn(groups, generator=generator)
+    zeros = torch.randint(17, groups, generator=generator, dtype=torch.int8)
     weights: dict[str, Int8Weight | Int4Weight] = {
         "int8": Int8Weight(values_OI=int8, scales_OG=scales[:, :1].contiguous()),
         "grouped int8": Int8Weight(values_OI=int8, scales_OG=scales.half()),
         "int4": Int4Weight(values_OI=int4, scales_OG=scales.half(), minima_OG=minima.half()),
+        "int4 with zeros": Int4Weight(values_OI=int4, scales_OG=scales.half(), minima_OG=zeros),
     }
     x = torch.randn(7, num_inputs, generator=generator)
     for name, weight in weights.items():

@@ -40,6 +40,7 @@ class WeightKind(IntEnum):
     INT8 = 2
     GROUPED_INT8 = 3
     INT4 = 4
+    INT4_ZEROS = 5
 
 
 # `Activation` of panels.h.
@@ -200,8 +201,11 @@ def _rows(layers: list[torch.Tensor], first: int, count: int) -> list[torch.Tens
 
 
 def _parts(weight: Weight) -> tuple[WeightKind, list[torch.Tensor]]:
-    """Returns the kind, and the tensors to pack: values, and scales and minima if any. FP8 is packed as floats."""
+    """Returns the kind, and the tensors to pack: values, and scales and minima if any; zeros as negative halves. FP8 is
+    packed as floats."""
     if isinstance(weight, Int4Weight):
+        if weight.has_zeros:
+            return WeightKind.INT4_ZEROS, [weight.values_OI, weight.scales_OG, -weight.minima_OG.half()]
         return WeightKind.INT4, [weight.values_OI, weight.scales_OG, weight.minima_OG]
     if isinstance(weight, Int8Weight):
         kind = WeightKind.GROUPED_INT8 if weight.is_grouped else WeightKind.INT8

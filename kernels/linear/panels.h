@@ -9,7 +9,7 @@
 namespace octavo {
 
 // The same numbers as in kernels/linear/native.py.
-enum WeightKind : int32_t { kFloat32, kBfloat16, kInt8, kGroupedInt8, kInt4 };
+enum WeightKind : int32_t { kFloat32, kBfloat16, kInt8, kGroupedInt8, kInt4, kInt4Zeros };
 
 // Activations of gates; the same numbers as in kernels/linear/native.py.
 enum Activation : int32_t { kSilu, kGeluTanh, kClampedSwiglu };
@@ -32,7 +32,7 @@ struct Linear {
 struct WeightRows {
     const void* values;      // [rows, inputs]: float, bf16, or int8_t
     const void* scales;      // for int8_t: float [rows], or halves [rows, blocks]
-    const uint16_t* minima;  // for int4: halves [rows, blocks]
+    const uint16_t* minima;  // for int4: halves [rows, blocks]; for int4 with zeros: their negatives
 
     template <class T>
     const T* row(int64_t r, int64_t inputs) const {

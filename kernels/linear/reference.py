@@ -19,8 +19,8 @@ def quantized_linear(
     Inputs are rounded, too: for each 32 of a row, a = max |x| / 127 in float32, and q = round(x * (127 / max |x|)),
     ties to even. Then y = sum over groups g of
         s[g] a[g] dot(w[g], q[g]), and in 4 bits  + m[g] a[g] sum(q[g])
-    with w, s and m the weights' values, scales and minima; a scale for whole rows is applied last. If an input of a
-    group is infinite or NaN, a is NaN; if all are below 2^-100, a is 0.
+    with w, s and m the weights' values, scales and minima (with zeros z, m is -s z); a scale for whole rows is applied
+    last. If an input of a group is infinite or NaN, a is NaN; if all are below 2^-100, a is 0.
     """
     values_TGI, scales_TG = quantized_inputs(x_TI)
     weights_OGI = _in_groups(weight_OI.values_OI.double())
@@ -29,7 +29,10 @@ def quantized_linear(
     y_TO = (dots_TOG * weight_OI.scales_OG.double() * a_T1G).sum(2)
     if isinstance(weight_OI, Int4Weight):
         offsets_T1G = a_T1G * values_TGI.double().sum(2).unsqueeze(1)
-        y_TO += (weight_OI.minima_OG.double() * offsets_T1G).sum(2)
+        minima_OG = weight_OI.minima_OG.double()
+        if weight_OI.has_zeros:
+            minima_OG = -minima_OG * weight_OI.scales_OG.double()
+        y_TO += (minima_OG * offsets_T1G).sum(2)
     return y_TO if bias_O is None else y_TO + bias_O.double()
 
 

@@ -136,11 +136,16 @@ class Int8Weight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Int4Weight:
-    """weight[o, i] = scales[o, g] * values[o, i] + minima[o, g]."""
+    """weight[o, i] = scales[o, g] * values[o, i] + minima[o, g], or scales[o, g] * (values[o, i] - zeros[o, g])."""
 
     values_OI: torch.Tensor  # uint8, 0 to 15
     scales_OG: torch.Tensor  # float16
-    minima_OG: torch.Tensor  # float16
+    # float16: minima. int8: zeros, 0 to 16; in float16, products of scales and zeros would lose bits.
+    minima_OG: torch.Tensor
+
+    @property
+    def has_zeros(self) -> bool:
+        return self.minima_OG.dtype is torch.int8
 
 
 # A tensor: [O, I], float32 or bfloat16.
@@ -183,7 +188,10 @@ def dequantize(weight: Weight) -> torch.Tensor:
     scales_OI = _spread(weight.scales_OG, num_inputs)
     if isinstance(weight, Int8Weight):
         return weight.values_OI * scales_OI
-    return weight.values_OI * scales_OI + _spread(weight.minima_OG, num_inputs)
+    minima_OI = _spread(weight.minima_OG, num_inputs)
+    if weight.has_zeros:
+        return (weight.values_OI - minima_OI) * scales_OI
+    return weight.values_OI * scales_OI + minima_OI
 
 
 def map_tensors(weight: Weight, change: Callable[[torch.Tensor], torch.Tensor]) -> Weight:
@@ -206,8 +214,8 @@ def map_rows(weight: Weight, move: Callable[[torch.Tensor], torch.Tensor]) -> We
 
 def concatenate(weights: Sequence[Weight]) -> Weight:
     """Concatenates the outputs of all. Quantized parts of different kinds (some checkpoints mix 4 and 8 bits) become 8
-    bits with a scale per output, since kernels take one kind per layer. FP8 beside an unquantized part becomes floats,
-    too."""
+    bits with a scale per output, since kernels take one kind per layer. Beside an unquantized part they become floats:
+    the maker of the checkpoint left that part out, or no integers express it."""
     if len(weights) == 1:
         return weights[0]
     floats = [weight for weight in weights if isinstance(weight, torch.Tensor)]
@@ -218,6 +226,8 @@ def concatenate(weights: Sequence[Weight]) -> Weight:
         return concatenate_fp8(fp8)
     if fp8:
         return torch.cat([dequantize(weight) for weight in weights])
+    if floats:
+        return torch.cat([dequantize(weight).to(floats[0].dtype) for weight in weights])
     int8 = [weight for weight in weights if isinstance(weight, Int8Weight)]
     if len(int8) == len(weights) and len({weight.is_grouped for weight in int8}) == 1:
         return Int8Weight(
@@ -225,7 +235,7 @@ def concatenate(weights: Sequence[Weight]) -> Weight:
             scales_OG=torch.cat([weight.scales_OG for weight in int8]),
         )
     int4 = [weight for weight in weights if isinstance(weight, Int4Weight)]
-    if len(int4) == len(weights):
+    if len(int4) == len(weights) and len({weight.has_zeros for weight in int4}) == 1:
         return Int4Weight(
             values_OI=torch.cat([weight.values_OI for weight in int4]),
             scales_OG=torch.cat([weight.scales_OG for weight in int4]),

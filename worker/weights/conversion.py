@@ -74,7 +74,7 @@ def _put(part: Weight, whole: Weight, rows: slice) -> bool:
             whole[rows] = part
         case Int8Weight(), Int8Weight() if whole.is_grouped == part.is_grouped:
             whole.values_OI[rows], whole.scales_OG[rows] = part.values_OI, part.scales_OG
-        case Int4Weight(), Int4Weight():
+        case Int4Weight(), Int4Weight() if whole.has_zeros == part.has_zeros:
             whole.values_OI[rows] = part.values_OI
             whole.scales_OG[rows], whole.minima_OG[rows] = part.scales_OG, part.minima_OG
         case _:

@@ -109,7 +109,10 @@ struct Int8Dots : TileByTile<Int8Dots<kGrouped>> {
 
 // Weights are the unsigned operand of vpmaddubsw, inputs the signed one. A pair of products adds up to at most 3,810,
 // and 16 bits hold the sum of the 8 pairs of a block in each of a column's two lanes.
-struct Int4Dots : Int4Panels<V8>, TileByTile<Int4Dots> {
+//
+// kZeros: what follows the scales are zeros, negative; a minimum is a scale times that, exactly.
+template <bool kZeros>
+struct Int4Dots : Int4Panels<V8>, TileByTile<Int4Dots<kZeros>> {
     using V = V8;
     using Inputs = QuantizedRows<int8_t>;
     using Value = Inputs::Value;
@@ -148,8 +151,11 @@ struct Int4Dots : Int4Panels<V8>, TileByTile<Int4Dots> {
             });
             const V of_columns[2] = {load_halves(panel + kValueBytes),
                                      load_halves(panel + kValueBytes + kScaleBytes / 2)};
-            const V minima[2] = {load_halves(panel + kValueBytes + kScaleBytes),
-                                 load_halves(panel + kValueBytes + kScaleBytes * 3 / 2)};
+            V minima[2] = {load_halves(panel + kValueBytes + kScaleBytes),
+                           load_halves(panel + kValueBytes + kScaleBytes * 3 / 2)};
+            if constexpr (kZeros) {
+                for (int v = 0; v < 2; v++) minima[v] = minima[v] * of_columns[v];
+            }
             unroll<R>([&](auto r) OCTAVO_INLINED {
                 const V scale = V::all(scales[r]), offset = V::all(offsets[r]);
                 unroll<2>([&](auto v) OCTAVO_INLINED {

@@ -116,7 +116,9 @@ struct Int8Dots : TileByTile<Int8Dots<kGrouped>> {
     }
 };
 
-struct Int4Dots : Int4Panels<V16>, TileByTile<Int4Dots> {
+// kZeros: what follows the scales are zeros, negative; a minimum is a scale times that, exactly.
+template <bool kZeros>
+struct Int4Dots : Int4Panels<V16>, TileByTile<Int4Dots<kZeros>> {
     using V = V16;
     using Inputs = QuantizedRows<int8_t>;
     using Value = Inputs::Value;
@@ -141,7 +143,8 @@ struct Int4Dots : Int4Panels<V16>, TileByTile<Int4Dots> {
             });
             unroll<2>([&](auto v) OCTAVO_INLINED {
                 const V of_columns = load_halves(panel + kValueBytes + 32 * v);
-                const V minima = load_halves(panel + kValueBytes + kScaleBytes + 32 * v);
+                const V stored = load_halves(panel + kValueBytes + kScaleBytes + 32 * v);
+                const V minima = kZeros ? stored * of_columns : stored;
                 unroll<R>([&](auto r) OCTAVO_INLINED {
                     const V dot = {_mm512_cvtepi32_ps(dots[r][v])};
                     acc[r][v] = fma(dot, of_columns * V::all(rows.scales[place + r]), acc[r][v]);

@@ -14,7 +14,7 @@ inline void pack_half(uint16_t half, int64_t c, char* halves) {
 }
 
 // A panel is [block]{[2 quads of inputs, in low and in high nibbles][column][4], then halves: the columns' scales and
-// the columns' minima}.
+// the columns' minima, or zeros}.
 template <class V>
 struct Int4Panels {
     static constexpr int64_t kColumns = kPanel<V>;

@@ -30,7 +30,8 @@ auto with(WeightKind weights, F&& f) {
         case kBfloat16: return f(HalfLinear{});
         case kInt8: return f(DotsLinear<Int8Dots<false>>{});
         case kGroupedInt8: return f(DotsLinear<Int8Dots<true>>{});
-        case kInt4: return f(DotsLinear<Int4Dots>{});
+        case kInt4: return f(DotsLinear<Int4Dots<false>>{});
+        case kInt4Zeros: return f(DotsLinear<Int4Dots<true>>{});
     }
     __builtin_unreachable();
 }

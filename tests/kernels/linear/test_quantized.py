@@ -10,7 +10,7 @@ from kernels.linear.reference import linear, quantized_linear
 from kernels.linear.weights import Int4Weight, Int8Weight, dequantize, num_groups
 from tests.support.kernels.kernel_paths import NATIVE_KINDS, kernels_of, path_of
 
-QUANTIZATIONS = ("int8", "grouped int8", "int4")
+QUANTIZATIONS = ("int8", "grouped int8", "int4", "int4 with zeros")
 # Some inputs and outputs fill whole groups, pairs and panels, others do not.
 SHAPES = ((3, 5), (33, 33), (70, 5), (64, 48), (97, 130))
 
@@ -19,8 +19,10 @@ def _weight(quantization: str, num_outputs: int, num_inputs: int) -> Int8Weight 
     """Random values, including the extremes."""
     num_scales = 1 if quantization == "int8" else num_groups(num_inputs)
     scales = (torch.rand(num_outputs, num_scales) + 0.1) * num_inputs**-0.5
-    if quantization == "int4":
+    if quantization.startswith("int4"):
         minima = (torch.randn(num_outputs, num_scales) * 8 * num_inputs**-0.5).half()
+        if quantization == "int4 with zeros":
+            minima = torch.randint(17, (num_outputs, num_scales), dtype=torch.int8)
         values = torch.randint(16, (num_outputs, num_inputs), dtype=torch.uint8)
         return Int4Weight(values_OI=values, scales_OG=scales.half(), minima_OG=minima)
     values = torch.randint(-128, 128, (num_outputs, num_inputs), dtype=torch.int8)
@@ -65,8 +67,8 @@ def test_integers_are_exact(kind: str, quantization: str) -> None:
     x = torch.randint(-127, 128, (9, 64)).float()
     x[:, ::32] = 127  # the scale of each group is 1
     x[0], x[1] = 127, -127
-    weight.values_OI[0] = 15 if quantization == "int4" else 127
-    weight.values_OI[1] = 0 if quantization == "int4" else -128
+    weight.values_OI[0] = 15 if isinstance(weight, Int4Weight) else 127
+    weight.values_OI[1] = 0 if isinstance(weight, Int4Weight) else -128
     assert torch.equal(_packed(weight, kind=kind)(x).double(), linear(x, dequantize(weight), None))
 
 
