@@ -12,7 +12,7 @@ from kernels.linear.native import NativeLinear
 from kernels.linear.residual import Residual
 from kernels.linear.torch_cpu import OneDnnLinear
 from kernels.linear.triton import GpuLinear
-from kernels.linear.weights import Fp8Weight, PackedWeight, Weight, concatenate, dequantize
+from kernels.linear.weights import Fp8Weight, Int4Weight, PackedWeight, Weight, concatenate, dequantize
 from kernels.sampling import TokenMasks
 
 # The residual stream; on a GPU it carries what is not added yet.
@@ -74,6 +74,13 @@ class PackedLinear:
             assert not soft_cap, "output heads are never e4m3"
             self._is_fp8 = True
             self._linear = GpuFp8Linear(
+                whole_OI, bias_O, norm_I, eps, gated=gated, activation=activation, dtype=backend.compute_dtype,
+                gpu=backend.gpu,
+            )  # fmt: skip
+        elif isinstance(whole_OI, Int4Weight):
+            from kernels.linear.triton_int4 import GpuInt4Linear
+
+            self._linear = GpuInt4Linear(
                 whole_OI, bias_O, norm_I, eps, gated=gated, activation=activation, dtype=backend.compute_dtype,
                 gpu=backend.gpu,
             )  # fmt: skip

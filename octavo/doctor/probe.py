@@ -123,14 +123,14 @@ def read_model(options: Options) -> Reading:
     except PermanentError as error:
         return Reading(reader="model", refusal=str(error))
     dtype, on_gpu = model_dtype(options), _on_gpu(options)
-    offered = ("fp8",) if on_gpu else ("int8", "int4")
+    offered = ("fp8", "int4") if on_gpu else ("int8", "int4")
     quantization = options.quantization
     if quantization == "auto":
         quantization = made_for if made_for in offered else "none"
     if on_gpu:
         from worker.gpu.build import weight_bytes
 
-        num_bytes = weight_bytes(config, dtype, fp8=quantization == "fp8")
+        num_bytes = weight_bytes(config, dtype, quantization)
     else:
         num_bytes = _packed_bytes(config, dtype.itemsize, quantization)
     kv_dtype = torch.float8_e4m3fn if options.kv_cache_dtype in ("fp8", "fp8_e4m3") else dtype

@@ -12,6 +12,7 @@ import torch
 from configs.options import Options
 from kernels.backend import Backend, gpu_backend
 from kernels.kv_cache.layout import HEAD_SIZES
+from kernels.linear.weights import num_groups
 from runtime.model_files import ModelFiles, resolve_model
 from worker.device.device import Device
 from worker.errors import PermanentError, StepError
@@ -42,20 +43,25 @@ from worker.parallel.expert_exchange import check_experts
 from worker.parallel.groups import Groups, without_others
 from worker.sampling.grammar_engine import find_grammars
 from worker.step.inputs import StepInputs
-from worker.weights.quantization.kinds import resolve_quantization
+from worker.weights.quantization.kinds import Quantization, resolve_quantization
 
 # Embeddings and the head are never quantized.
 _KEPT = ("model.embed_tokens.weight", "lm_head.weight")
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype, *, fp8: bool) -> int:
-    """Bytes of all weights. fp8: linear layers have a byte for each weight and a float32 scale for each output."""
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, quantization: Quantization = "none") -> int:
+    """Bytes of all weights. With fp8, linear layers have a byte for each weight and a float32 scale for each output;
+    with int4, half a byte, and a float16 scale and minimum for each 32 inputs."""
     total = 0
     for name, shape in model_of(config).tensor_shapes(config).items():
-        is_quantized = fp8 and len(shape) > 1 and name not in _KEPT
-        total += math.prod(shape) * (1 if is_quantized else dtype.itemsize)
-        if is_quantized:
-            total += 4 * math.prod(shape[:-1])
+        is_quantized = len(shape) > 1 and name not in _KEPT
+        if is_quantized and quantization == "fp8":
+            total += math.prod(shape) + 4 * math.prod(shape[:-1])
+        elif is_quantized and quantization == "int4":
+            num_inputs = math.prod(shape[-1:])
+            total += math.prod(shape[:-1]) * (num_inputs // 2 + 4 * num_groups(num_inputs))
+        else:
+            total += math.prod(shape) * dtype.itemsize
     return total
 
 
@@ -234,6 +240,6 @@ def _weights_error(options: Options, device: Device, files: ModelFiles, rank: in
         options,
         device.memory(),
         # A rank's part. A little too low: every rank has the norms whole.
-        needed=weight_bytes(config, dtype, fp8=quantization == "fp8") // backend.shard.size,
-        as_fp8=weight_bytes(config, dtype, fp8=True) // backend.shard.size,
+        needed=weight_bytes(config, dtype, quantization) // backend.shard.size,
+        as_fp8=weight_bytes(config, dtype, "fp8") // backend.shard.size,
     )

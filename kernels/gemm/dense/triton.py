@@ -95,10 +95,16 @@ def invariant_gemm(
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if split:
-        _add_parts_kernel[(M, triton.cdiv(N, _REDUCE_TILE))](
-            result, out_MN, bias_N, M, N, out_MN.stride(0),
-            PARTS=cut.num_parts, TILE=_REDUCE_TILE, num_warps=_REDUCE_WARPS,
-        )  # fmt: skip
+        add_parts(result, out_MN, bias_N, cut.num_parts)
+
+
+def add_parts(parts_PN: torch.Tensor, out_MN: torch.Tensor, bias_N: torch.Tensor | None, num_parts: int) -> None:
+    """Fills out_MN with the sums of parts of K, float32 [num_parts * M, N], and the bias."""
+    M, N = out_MN.shape
+    _add_parts_kernel[(M, triton.cdiv(N, _REDUCE_TILE))](
+        parts_PN, out_MN, bias_N, M, N, out_MN.stride(0),
+        PARTS=num_parts, TILE=_REDUCE_TILE, num_warps=_REDUCE_WARPS,
+    )  # fmt: skip
 
 
 def _num_tiles(M: int, N: int, tile: GemmTile) -> int:

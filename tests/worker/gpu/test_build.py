@@ -202,9 +202,12 @@ def test_what_weights_need_is_known_from_their_shapes(tmp_path: Path):
     config, made_for = config_of(resolve_model(str(tmp_path)))
     assert made_for == "none"
     embeddings, norms, rows = 2 * 96 * 64, 3 * 64, (64 + 2 * 64) + 64 + 2 * 64 + 64
-    assert weight_bytes(config, torch.bfloat16, fp8=False) == 2 * (embeddings + norms + rows * 64)
+    assert weight_bytes(config, torch.bfloat16) == 2 * (embeddings + norms + rows * 64)
+    # Half a byte per weight, and 4 bytes for each 32 inputs.
+    packed = weight_bytes(config, torch.bfloat16, "int4")
+    assert packed == 2 * (embeddings + norms) + rows * (32 + 2 * 4)
     # One byte per weight, and a float32 scale per output.
-    assert weight_bytes(config, torch.bfloat16, fp8=True) == 2 * (embeddings + norms) + rows * (64 + 4)
+    assert weight_bytes(config, torch.bfloat16, "fp8") == 2 * (embeddings + norms) + rows * (64 + 4)
 
 
 def test_a_step_that_does_not_fit_fits_with_the_tokens_named(build: Build):

@@ -27,7 +27,7 @@ QuantizationOption = Literal["auto", "none", "int8", "int4", "fp8"]
 QUANTIZATION_OPTIONS: tuple[str, ...] = get_args(QuantizationOption)
 
 _ON_CPUS: tuple[Quantization, ...] = ("none", "int8", "int4")
-_ON_GPUS: tuple[Quantization, ...] = ("none", "fp8")
+_ON_GPUS: tuple[Quantization, ...] = ("none", "fp8", "int4")
 _LARGEST_HALF = torch.finfo(torch.float16).max
 
 
@@ -77,8 +77,8 @@ def quantized_expert(stored: Weight) -> Weight:
     return dequantize(stored) if blocks is None else blocks
 
 
-def head_quantization(quantization: Quantization) -> Quantization:
+def head_quantization(quantization: Quantization, *, on_gpu: bool = False) -> Quantization:
     """Returns the output head's quantization. The head chooses the token, so 4 bits cost it more accuracy than a layer;
-    checkpoints keep it at 6 or 8 bits, and FP8 checkpoints keep it in floats."""
-    head: dict[Quantization, Quantization] = {"int4": "int8", "fp8": "none"}
+    checkpoints keep it at 6 or 8 bits, and FP8 checkpoints keep it in floats. GPUs have no kernel of 8-bit integers."""
+    head: dict[Quantization, Quantization] = {"int4": "none" if on_gpu else "int8", "fp8": "none"}
     return head.get(quantization, quantization)

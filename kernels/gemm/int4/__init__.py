@@ -1,0 +1,1 @@
+"""GEMM of floats with 4-bit weights on a GPU (W4A16)."""
