@@ -36,10 +36,10 @@ class ModelOptions(BaseModel):
         MODEL,
         "auto",
         "Quantization of the linear layers, done at load. int8: weights in 8 bits, one scale per output. int4: in 4 "
-        "bits, a scale and a minimum per 32 weights; the output head in 8. Both round inputs to 8 bits. "
+        "bits, a scale and a minimum per 32 weights; the output head in 8. On CPUs both round inputs to 8 bits. "
         "fp8 (GPUs only): e4m3, one scale per output, or the checkpoint's scales; the head stays as it is. "
-        "none: floats. auto: int8 on CPUs or fp8 on GPUs if the checkpoint was made for it, else none. Weights that a "
-        "checkpoint already holds in as many bits (GGUF's Q8_0, Q4_0, Q4_1; W8A8; on GPUs FP8) stay as they are.",
+        "none: floats. auto: int8 on CPUs, fp8 on GPUs or int4 if the checkpoint was made for it (AWQ, GPTQ and W4A16 "
+        "are for int4), else none. Weights that a checkpoint already holds in as many bits stay as they are.",
     )
     weight_cache: float = option(
         MODEL,

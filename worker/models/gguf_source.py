@@ -15,9 +15,13 @@ from worker.models.registry import gguf_family_of
 from worker.weights.conversion import converted
 from worker.weights.gguf_header import StoredTensor, read_header
 from worker.weights.gguf_weights import INTEGER_KINDS, integer_weight
+from worker.weights.quantization.kinds import Quantization
 from worker.weights.reader import Shape, WeightsError, some
 
-QUANTIZATIONS = (Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q4_K, Kind.Q6_K)
+QUANTIZATIONS = (
+    Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q2_K, Kind.Q3_K,
+    Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL, Kind.IQ4_XS,
+)  # fmt: skip
 ROPE_FACTORS = "rope_freqs.weight"
 
 _MODEL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -98,6 +102,9 @@ class GGUFSource:
         return self.tensor(name, None, rows) if weight is None else weight
 
     def is_left_out(self, name: str) -> bool:
+        return False
+
+    def is_packed_for(self, quantization: Quantization) -> bool:
         return False
 
     def kv_scale(self, attention: str) -> tuple[float, float] | None:

@@ -80,6 +80,7 @@ def load_model(
     config = checkpoint.config.for_length(max_model_len)
     backend = cpu_backend(dtype, config.head_size) if make_backend is None else make_backend(config)
     resolved = resolve_quantization(quantization, checkpoint.made_for, backend)
+    _log_stored(files, checkpoint, resolved, dtype)
     cls = model_of(config)
     shapes = cls.tensor_shapes(config)
     check_tensors(checkpoint.tensors, shapes, tied=config.tie_word_embeddings, left_out=config.left_out)
@@ -92,6 +93,18 @@ def load_model(
             kept = PackedModel(digest=digest, quantization=resolved, path=_packed_for(backend, config))
             model = _with_cache(partial(cls, config, backend=backend), reader, cache, kept, backend.native.weights)
     return LoadedModel(model=model, config=config, digest=checkpoint.digest, quantization=resolved)
+
+
+def _log_stored(files: ModelFiles, checkpoint: "Checkpoint", resolved: Quantization, dtype: torch.dtype) -> None:
+    """Says what becomes of the weights of a checkpoint that packs them."""
+    if not checkpoint.stored_as:
+        return
+    name = str(dtype).removeprefix("torch.")
+    if checkpoint.tensors.is_packed_for(resolved):
+        _log.info("%s stores weights as %s: they are kept as %s", files.path, checkpoint.stored_as, resolved)
+    else:
+        made = f"dequantized to {name}" if resolved == "none" else f"made {resolved} from floats where they are not"
+        _log.info("%s stores weights as %s: they are %s", files.path, checkpoint.stored_as, made)
 
 
 def _packed_for(backend: Backend, config: ModelConfig) -> str:
@@ -140,6 +153,8 @@ class Checkpoint:
     files: Sequence[Path] = ()
     # The quantization that `auto` means on backends that support it.
     made_for: Quantization = "none"
+    # How quantized weights are stored, for the log; empty: as floats, or by GGUF.
+    stored_as: str = ""
 
 
 def open_checkpoint(
@@ -167,6 +182,7 @@ def open_checkpoint(
         digest=files_digest([files.path / "config.json", *stored_files.files], remember),
         files=stored_files.files,
         made_for=stored.made_for,
+        stored_as=stored.description,
     )
 
 

@@ -62,9 +62,20 @@ class SafetensorsFiles:
         """Returns a tensor's name in the checkpoint, which its config.json uses, too."""
         return name
 
+    def whole_of(self, name: str) -> tuple[str, ...]:
+        """Returns the stored weight that the weight `name` may be a part of, then all its parts, in order. Empty: it is
+        no part."""
+        return ()
+
     def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
         """Returns a tensor as it is stored, a view of the file. rows: only these rows."""
         return self._read_rows(name, rows)
+
+    def read_columns(self, name: str, columns: slice) -> torch.Tensor:
+        """Returns some columns of a matrix as it is stored."""
+        return self._read(
+            self.stored_name(name), lambda file, stored: file.get_slice(stored)[:, columns.start : columns.stop]
+        )
 
     def _read_rows(self, stored: str, rows: slice | None) -> torch.Tensor:
         if rows is None:

@@ -1,13 +1,14 @@
 """Reads the tensors of a Hugging Face directory: floats, and quantized layers by their schemes."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
 
 from kernels.linear.weights import Weight
 from worker.weights.conversion import converted
+from worker.weights.quantization.kinds import Quantization
 from worker.weights.quantization.layers import FLOATS, Scheme, StoredLayer, StoredQuantization, beside, one_of
 from worker.weights.reader import Shape, WeightsError, some
 from worker.weights.safetensors_files import SafetensorsFiles
@@ -57,7 +58,7 @@ class SafetensorsSource:
     def __init__(self, files: SafetensorsFiles, stored: StoredQuantization, expected: Mapping[str, Shape]) -> None:
         """expected: the model's tensors."""
         self.path: Path = files.path
-        self._files = files
+        self._files, self._stored = files, stored
         self._layers = _open_layers(files, stored, expected)
         self.shapes: dict[str, Shape] = dict(files.shapes)
         for name in _names_of_kv_scales(expected):
@@ -85,6 +86,9 @@ class SafetensorsSource:
     def is_left_out(self, name: str) -> bool:
         return bool(self._layers) and name not in self._layers
 
+    def is_packed_for(self, quantization: Quantization) -> bool:
+        return quantization != "none" and self._stored.is_packed and quantization == self._stored.made_for
+
     def kv_scale(self, attention: str) -> tuple[float, float] | None:
         return kv_scale(self._files, attention)
 
@@ -94,23 +98,72 @@ def _open_layers(
 ) -> dict[str, StoredLayer]:
     """Opens each expected weight that is quantized, and checks that the others are stored as floats. Weights that the
     files lack altogether are left to check_tensors, which reports all of them together."""
+    # By the name of a stored weight; a packed one may consist of several expected ones.
     schemes: dict[str, Scheme] = {}
+    parts: dict[str, tuple[str, ...]] = {}
     for name, shape in expected.items():
-        layer = files.stored_name(name).removesuffix(".weight") if _is_linear(name, shape) else None
+        fused = files.whole_of(name) if stored.is_packed and name not in files.shapes else ()
+        whole = fused[0] if fused else name
+        layer = files.stored_name(whole).removesuffix(".weight") if _is_linear(name, shape) else None
         scheme = None if layer is None else stored.scheme_of(layer)
-        if scheme is not None and scheme.holds(files, name):
-            schemes[name] = scheme
+        if scheme is not None and scheme.holds(files, whole):
+            schemes[whole] = scheme
+            if fused:
+                parts[whole] = fused[1:]
         elif files.dtypes.get(name, "F32") not in FLOATS:
             raise WeightsError(
                 f"{files.path}: {name} is stored as {files.dtypes[name]}; {one_of(FLOATS)} is expected, because "
                 "config.json's quantization_config does not quantize it"
             )
+    if stored.is_packed and not schemes:
+        raise WeightsError(
+            f"{files.path}: stores no weight as config.json's quantization_config says ({stored.description})"
+        )
     missing = [tensor for name, scheme in schemes.items() for tensor in scheme.missing(files, name)]
     if missing:
         raise WeightsError(
             f"{files.path}: lacks {len(missing)} tensors of {len(schemes)} quantized weights: {some(missing)}"
         )
-    return {name: scheme.open(files, name) for name, scheme in schemes.items()}
+    opened = {name: scheme.open(files, name) for name, scheme in schemes.items()}
+    for whole, names in parts.items():
+        opened |= _parts_of(files, whole, opened.pop(whole), names, expected)
+    return opened
+
+
+def _parts_of(
+    files: SafetensorsFiles, whole: str, layer: StoredLayer, names: tuple[str, ...], expected: Mapping[str, Shape]
+) -> dict[str, StoredLayer]:
+    """Splits the outputs of a packed layer among the expected weights that it consists of."""
+    num_outputs = sum(expected[name][0] for name in names)
+    if layer.shape[0] != num_outputs:
+        raise WeightsError(
+            f"{files.path}: {whole} has {layer.shape[0]} outputs; {num_outputs} are expected, those of "
+            f"{', '.join(names)}"
+        )
+    found: dict[str, StoredLayer] = {}
+    first = 0
+    for name in names:
+        found[name] = _Part(layer, first, expected[name][0])
+        first += expected[name][0]
+    return found
+
+
+class _Part:
+    """A StoredLayer: successive outputs of another one."""
+
+    def __init__(self, layer: StoredLayer, first: int, num_outputs: int) -> None:
+        self.shape: Shape = (num_outputs, *layer.shape[1:])
+        self.tensors: Collection[str] = layer.tensors
+        self._layer, self._first = layer, first
+
+    def floats(self, rows: slice) -> torch.Tensor:
+        return self._layer.floats(self._moved(rows))
+
+    def weight(self, rows: slice | None) -> Weight | None:
+        return self._layer.weight(self._moved(rows or slice(0, self.shape[0])))
+
+    def _moved(self, rows: slice) -> slice:
+        return slice(self._first + rows.start, self._first + rows.stop)
 
 
 def _is_linear(name: str, shape: Shape) -> bool:

@@ -3,6 +3,7 @@
 import logging
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 from weakref import WeakValueDictionary
@@ -42,6 +43,11 @@ class TensorSource(Protocol):
 
     def is_left_out(self, name: str) -> bool:
         """Returns True if the checkpoint is quantized but leaves this linear layer's weight in floats."""
+        ...
+
+    def is_packed_for(self, quantization: Quantization) -> bool:
+        """Returns True if the checkpoint packs weights for this quantization: layers are taken as they are stored, and
+        those that are stored as floats, or that no kernel keeps, are floats."""
         ...
 
     def kv_scale(self, attention: str) -> tuple[float, float] | None:
@@ -94,9 +100,10 @@ class SourceReader:
         self._source, self._expected = source, expected
         self._dtype, self._device, self._progress = dtype, device, progress
         self._quantization: Quantization = quantization
+        self._is_packed = source.is_packed_for(quantization)
         self._total = sum(torch.Size(shape).numel() for shape in expected.values())
         self._taken = 0
-        self._lacks_kv_scales = False
+        self._lacks_kv_scales = self._has_unkept = False
         self._given = WeakValueDictionary[str, torch.Tensor]()
 
     def __call__(self, name: str) -> torch.Tensor:
@@ -110,7 +117,9 @@ class SourceReader:
         return self._took(name, self._weight(name, self._quantization, outputs, inputs))
 
     def head_weight(self, name: str, outputs: slice | None = None) -> Weight:
-        quantization = head_quantization(self._quantization)
+        quantization = head_quantization(self._quantization, on_gpu=self._device.type != "cpu")
+        if self._is_packed:
+            quantization = "none" if self._source.is_left_out(name) else self._quantization
         # A head that is tied to the embeddings shares their memory, which saves a gigabyte in some models.
         given = self._given.get(name) if quantization == "none" else None
         if given is None:
@@ -139,9 +148,12 @@ class SourceReader:
 
     def _weight(self, name: str, quantization: Quantization, outputs: slice | None, inputs: slice | None) -> Weight:
         # The maker of an FP8 checkpoint left these weights in floats because FP8 would lose too much accuracy.
-        if quantization == "none" or (quantization == "fp8" and self._source.is_left_out(name)):
+        leaves_out = quantization == "fp8" or self._is_packed
+        if quantization == "none" or (leaves_out and self._source.is_left_out(name)):
             floats_OI = self._floats(name, outputs)
             return floats_OI if inputs is None else columns_of(floats_OI, inputs)
+        if self._is_packed:
+            return self._as_stored(name, outputs, inputs)
         # A GPU quantizes its weights itself: a CPU core takes seconds for a billion of them.
         if self._device != _CPU or quantization == "fp8":
             stored = map_tensors(self._source.weight(name), lambda tensor: tensor.to(self._device))
@@ -159,6 +171,22 @@ class SourceReader:
             # Only some pieces hold numbers that are too large for their kind, so convert the weight as a whole.
             made = part_of(quantized(self._source.weight(name), quantization), outputs, inputs)
         return made
+
+    def _as_stored(self, name: str, outputs: slice | None, inputs: slice | None) -> Weight:
+        """Returns a weight as it is stored; one that no kernel keeps, in the model's dtype."""
+        num_outputs, num_inputs = self._expected[name]
+        read = partial(self._source.weight, name)
+        made = in_pieces(read, outputs or slice(0, num_outputs), num_inputs, inputs)
+        if made is not None and not isinstance(made, torch.Tensor):
+            return map_tensors(made, lambda tensor: tensor.to(self._device))
+        if not self._has_unkept:
+            self._has_unkept = True
+            _log.info(
+                "%s: no kernel keeps %s as it is stored, so it is dequantized to %s, and so are others like it",
+                self._source.path, name, str(self._dtype).removeprefix("torch."),
+            )  # fmt: skip
+        floats_OI = self._floats(name, outputs)
+        return floats_OI if inputs is None else columns_of(floats_OI, inputs)
 
     def _floats(self, name: str, rows: slice | None = None) -> torch.Tensor:
         if self._device != _CPU:
@@ -193,6 +221,9 @@ class DummySource:
         return self.tensor(name, None, rows)
 
     def is_left_out(self, name: str) -> bool:
+        return False
+
+    def is_packed_for(self, quantization: Quantization) -> bool:
         return False
 
     def kv_scale(self, attention: str) -> tuple[float, float] | None:

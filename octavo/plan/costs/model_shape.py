@@ -241,7 +241,13 @@ def _quantized_bytes(quantization: Mapping[str, Any] | None, dtype_bytes: float)
     if bits:
         # Plus a scale and a zero point per group.
         return int(bits) / 8 + 4 / int(quantization.get("group_size") or 128)
-    if method in ("fp8", "fbgemm_fp8", "modelopt", "compressed-tensors"):
+    if method == "compressed-tensors":
+        groups = [group.get("weights") or {} for group in (quantization.get("config_groups") or {}).values()]
+        return max((int(weights.get("num_bits") or 8) / 8 for weights in groups), default=1.0)
+    if method == "bitsandbytes":
+        # Dequantized when loaded, except LLM.int8.
+        return dtype_bytes if quantization.get("load_in_4bit") else 1.0
+    if method in ("fp8", "fbgemm_fp8", "modelopt"):
         return 1.0
     if method == "mxfp4":
         # Weights become floats while loading.

@@ -76,15 +76,18 @@ def _rows(kind: Kind, largest_scale: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("kind", "largest_scale"), [(Kind.Q8_0, 65504), (Kind.Q4_1, 65504), (Kind.Q4_0, 65504 / 8)], ids=lambda k: str(k)
+    ("kind", "largest_scale"),
+    [(Kind.Q8_0, 65504), (Kind.Q5_0, 65504), (Kind.IQ4_NL, 65504), (Kind.Q4_1, 65504), (Kind.Q4_0, 65504 / 8)],
+    ids=lambda k: str(k),
 )
 def test_integers_of_a_file_are_its_floats_to_the_bit(kind: Kind, largest_scale: float) -> None:
     rows = _rows(kind, largest_scale)
     weight = integer_weight(kind, rows, 160)
-    assert isinstance(weight, Int8Weight if kind is Kind.Q8_0 else Int4Weight)
+    signed = {Kind.Q8_0: (-128, 127), Kind.Q5_0: (-16, 15), Kind.IQ4_NL: (-127, 113)}
+    assert isinstance(weight, Int8Weight if kind in signed else Int4Weight)
     assert torch.equal(dequantize(weight), torch.from_numpy(gguf.dequantize(rows, kind)))
     if isinstance(weight, Int8Weight):
-        assert (int(weight.values_OI.min()), int(weight.values_OI.max())) == (-128, 127)
+        assert (int(weight.values_OI.min()), int(weight.values_OI.max())) == signed[kind]
     else:
         assert (weight.scales_OG < 0).any()
         assert (int(weight.values_OI.min()), int(weight.values_OI.max())) == (0, 15)

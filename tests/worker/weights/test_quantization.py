@@ -70,14 +70,14 @@ def _group(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("quantization", "says"),
     [
-        ({"quant_method": "awq", "bits": 4}, r"quant_method='awq' is not supported; fp8, fbgemm_fp8, compr"),
+        ({"quant_method": "hqq", "bits": 4}, r"quant_method='hqq' is not supported; fp8, fbgemm_fp8, compr"),
         ({"bits": 4}, r"quant_method=None is not supported"),
         ([1], r"quant_method=None is not supported"),
         ({"quant_method": ["fp8"]}, r"quant_method=\['fp8'\] is not supported"),
         (FP8 | {"fmt": "e5m2"}, r"\(fp8\): fmt='e5m2' is not supported; e4m3 is"),
         (FP8 | {"weight_block_size": [0, 128]}, r"weight_block_size=\[0, 128\] must be positive"),
         (FP8 | {"weight_block_size": "128"}, r"Expected `array | null`, got `str` - at `\$\.weight_block_size`"),
-        (COMPRESSED | {"format": "pack-quantized"}, r"format='pack-quantized' is not supported; float-quantized"),
+        (COMPRESSED | {"format": "marlin-24"}, r"format='marlin-24' is not supported; float-quantized"),
         (COMPRESSED | {"config_groups": None}, r"\(compressed-tensors\): Expected `object`, got `null`"),
         (COMPRESSED | {"transform_config": {"config_groups": {"v": {}}}}, r"rotated weights are not supported"),
         (COMPRESSED | {"ignore": ["re:("]}, r"'re:\(' is not a regular expression"),

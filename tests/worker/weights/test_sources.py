@@ -187,7 +187,9 @@ def test_gguf_gives_what_safetensors_gives(directory: Path, tmp_path: Path, kind
     assert relative_error(_logits(_load(path)), _logits(_load(directory))) <= tolerance
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize(
+    "kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
+)
 def test_quantized_tensors_are_dequantized_as_gguf_does(tmp_path: Path, directory: Path, kind: str) -> None:
     """Random bytes with finite scales, because gguf cannot quantize to the K formats."""
     quantization = gguf.GGMLQuantizationType[kind]
@@ -224,8 +226,8 @@ def test_a_gguf_file_cut_anywhere_or_with_any_byte_changed_is_refused_in_words(d
 
 
 def test_gguf_quantizations_and_models_that_are_not_supported_are_named(directory: Path, tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "m.gguf", directory, gguf.GGMLQuantizationType.Q5_1)
-    with pytest.raises(WeightsError, match="quantization Q5_1 is not supported; F32, F16, BF16, Q8_0"):
+    path = write_gguf(tmp_path / "m.gguf", directory, gguf.GGMLQuantizationType.TQ2_0)
+    with pytest.raises(WeightsError, match="quantization TQ2_0 is not supported; F32, F16, BF16, Q8_0"):
         _load(path)
     path = write_gguf(tmp_path / "g.gguf", directory, gguf.GGMLQuantizationType.F32, arch="stablelm")
     with pytest.raises(WeightsError, match=r"g\.gguf: general\.architecture='stablelm' is not supported"):

@@ -27,13 +27,13 @@ class Fp8(_Skipping, kw_only=True):
         if self.weight_block_size is not None:
             block = positive(self.weight_block_size, "weight_block_size")
             scheme = ScaledScheme(kind="F8_E4M3", block=block, scale_names=("weight_scale_inv",))
-        return StoredQuantization(schemes=((("Linear",), scheme),), ignored=self.skipped())
+        return StoredQuantization(schemes=((("Linear",), scheme),), ignored=self.skipped(), description="fp8")
 
 
 class FbgemmFp8(_Skipping, kw_only=True):
     def stored(self) -> StoredQuantization:
         scheme = ScaledScheme(kind="F8_E4M3", block=(1, 0))
-        return StoredQuantization(schemes=((("Linear",), scheme),), ignored=self.skipped())
+        return StoredQuantization(schemes=((("Linear",), scheme),), ignored=self.skipped(), description="fbgemm_fp8")
 
 
 def positive(block: tuple[int, int], name: str) -> tuple[int, int]:

@@ -42,6 +42,12 @@ class Scheme(Protocol):
         """The quantization whose kernels take the weights as they are stored; none: there is none."""
         ...
 
+    @property
+    def is_packed(self) -> bool:
+        """True if the checkpoint says nothing about the numbers that its inputs are computed with: with quantization
+        `made_for`, layers are taken as they are, and those that are stored as floats stay so."""
+        ...
+
     def holds(self, files: SafetensorsFiles, name: str) -> bool:
         """Returns True if the files store the weight `name` in this layout; False: as floats, or not at all."""
         ...
@@ -62,6 +68,8 @@ class StoredQuantization:
     schemes: tuple[tuple[tuple[str, ...], Scheme], ...] = ()
     # Layers that are stored as floats: names, or re: and a regular expression.
     ignored: tuple[str, ...] = ()
+    # For the log, such as "gptq, 4 bits, groups of 128".
+    description: str = ""
 
     def scheme_of(self, layer: str) -> Scheme | None:
         """Returns a layer's scheme; None: it is stored as floats. layer: the name of its weight without ".weight", such
@@ -76,9 +84,17 @@ class StoredQuantization:
     @property
     def made_for(self) -> Quantization:
         """The quantization that the checkpoint was made for: int8 if its inputs were calibrated for that, fp8 if GPU
-        kernels take all quantized weights as they are stored."""
+        kernels take all quantized weights as they are stored, int4 or int8 if its weights are packed so and kernels
+        keep them."""
         kinds: set[Quantization] = {scheme.made_for for _, scheme in self.schemes}
+        if len(kinds) > 1 and self.is_packed and "none" not in kinds:
+            return "int4"
         return kinds.pop() if len(kinds) == 1 else "none"
+
+    @property
+    def is_packed(self) -> bool:
+        """True if all schemes are packed."""
+        return bool(self.schemes) and all(scheme.is_packed for _, scheme in self.schemes)
 
 
 def check_patterns(patterns: Collection[str]) -> None:

@@ -5,15 +5,23 @@ from typing import Any
 
 import msgspec
 
+from worker.weights.quantization.awq import Awq
+from worker.weights.quantization.bitsandbytes import BitsAndBytes
 from worker.weights.quantization.compressed_tensors import CompressedTensors
 from worker.weights.quantization.fp8 import FbgemmFp8, Fp8
+from worker.weights.quantization.gptq import Gptq
 from worker.weights.quantization.layers import StoredQuantization
+from worker.weights.quantization.mxfp4 import Mxfp4
 
 # By quant_method.
-_METHODS: dict[str, type[Fp8 | FbgemmFp8 | CompressedTensors]] = {
+_METHODS: dict[str, type[Fp8 | FbgemmFp8 | CompressedTensors | Awq | Gptq | BitsAndBytes | Mxfp4]] = {
     "fp8": Fp8,
     "fbgemm_fp8": FbgemmFp8,
     "compressed-tensors": CompressedTensors,
+    "awq": Awq,
+    "gptq": Gptq,
+    "bitsandbytes": BitsAndBytes,
+    "mxfp4": Mxfp4,
 }
 
 

@@ -43,6 +43,10 @@ class ScaledScheme:
             return "int8"
         return "fp8" if self.kind == "F8_E4M3" and self.block in FP8_BLOCKS else "none"
 
+    @property
+    def is_packed(self) -> bool:
+        return False
+
     def holds(self, files: SafetensorsFiles, name: str) -> bool:
         return name in files.shapes
 

@@ -34,6 +34,7 @@ class Llama4Files(SafetensorsFiles):
         self._experts: dict[str, _Expert] = {}
         shapes, dtypes = self.shapes, self.dtypes
         self.shapes, self.dtypes = {}, {}
+        self._prefix = _TEXT if any(name.startswith(_TEXT) for name in shapes) else ""
         for stored, shape in shapes.items():
             name = stored.removeprefix(_TEXT)
             if len(shape) == 3 and name.endswith((_GATE_UP, _DOWN)):
@@ -47,7 +48,8 @@ class Llama4Files(SafetensorsFiles):
             prefix, _, _ = self._experts[name].stored.partition(".experts.")
             _, _, suffix = name.partition(".experts.")
             return f"{prefix}.experts.{suffix}"
-        return self._stored[name]
+        # Packed weights have other tensors in their place.
+        return self._stored.get(name, f"{self._prefix}{name}")
 
     def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
         expert = self._experts.get(name)

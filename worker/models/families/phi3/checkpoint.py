@@ -40,6 +40,14 @@ class FusedFiles(SafetensorsFiles):
     def stored_name(self, name: str) -> str:
         return self._parts[name].stored if name in self._parts else name
 
+    def whole_of(self, name: str) -> tuple[str, ...]:
+        for fused, layers in self.fused.items():
+            for layer in layers:
+                prefix, found, kind = name.partition(layer)
+                if found:
+                    return f"{prefix}{fused}{kind}", *(f"{prefix}{each}{kind}" for each in layers)
+        return ()
+
     def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
         if name not in self._parts:
             return self._read_rows(name, rows)
@@ -54,7 +62,8 @@ class FusedFiles(SafetensorsFiles):
             prefix, found, kind = stored.partition(fused)
             weight = shapes.get(f"{prefix}{fused}weight", ())
             output = shapes.get(f"{prefix}.self_attn.o_proj.weight", ())
-            if not found or len(weight) != 2 or len(output) != 2:
+            is_packed = f"{prefix}{fused}weight.absmax" in shapes
+            if not found or len(weight) != 2 or len(output) != 2 or is_packed:
                 continue
             # q has as many outputs as attention's output layer has inputs.
             first = output[1] if len(layers) == 3 else weight[0] // len(layers)
