@@ -1,5 +1,5 @@
-"""Packed checkpoints on the GPU path: 4-bit integers are multiplied as they are stored, others as floats; without a GPU,
-in Triton's interpreter."""
+"""Packed checkpoints on the GPU path: 4-bit integers are multiplied as they are stored, others as floats; without a
+GPU, in Triton's interpreter."""
 
 from pathlib import Path
 from typing import Any
