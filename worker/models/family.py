@@ -56,7 +56,5 @@ class Family:
     # The hidden_act that config.json may name; None: `fields` checks it.
     hidden_act: str | None = "silu"
     gguf: GgufFamily | None = None
-    # quant_method values of config.json whose tensors open_files presents in floats.
-    dequantizes: tuple[str, ...] = ()
     # Opens a directory's safetensors files and presents tensors as the model reads them.
     open_files: "Callable[[Path], SafetensorsFiles]" = _open_safetensors

@@ -17,7 +17,7 @@ from worker.model_config import ModelConfig
 from worker.models.config import ModelImpl, config_from_directory, read_json
 from worker.models.decoder import Model
 from worker.models.gguf_source import GGUFSource
-from worker.models.registry import family_of, model_of, open_files
+from worker.models.registry import model_of, open_files
 from worker.weights.cache import CachedWeightReader, DamagedFileError, PackedModel, WeightCache
 from worker.weights.digest import dated_digest, files_digest
 from worker.weights.quantization.kinds import (
@@ -200,12 +200,7 @@ def _read_config(directory: Path, model_impl: ModelImpl) -> tuple[ModelConfig, S
         raise WeightsError(str(error)) from None
     file = directory / "config.json"
     try:
-        raw = read_json(file)
-        method = (raw.get("quantization_config") or {}).get("quant_method")
-        if config.library is None and method in family_of(config.architecture).dequantizes:
-            _log.info("%s: the %s weights of experts are dequantized to the model's dtype", directory, method)
-            return config, StoredQuantization()
-        return config, stored_quantization(raw)
+        return config, stored_quantization(read_json(file))
     except ValueError as error:
         raise WeightsError(f"{file}: {error}") from None
 

@@ -105,7 +105,8 @@ class Mxfp4Layer:
         """Returns codes, uint8 [rows, I], and exponents, int32 [rows, G]."""
         stored_OG = self._files.read(self._scales, rows)
         if (stored_OG == _NAN).any():
-            raise WeightsError(f"{self._files.path}: {self._scales} holds {_NAN}, which is NaN; scales must be finite")
+            name = self._files.stored_name(self._scales)
+            raise WeightsError(f"{self._files.path}: {name} holds {_NAN}, which is NaN; scales must be finite")
         packed = self._files.read(self._numbers, rows).flatten(1)
         codes_OI = torch.stack((packed & 15, packed >> 4), dim=2).flatten(1)
         return codes_OI, stored_OG.int() - _BIAS

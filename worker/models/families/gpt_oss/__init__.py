@@ -9,6 +9,5 @@ GPT_OSS = Family(
     architectures=("GptOssForCausalLM",),
     model=GptOssModel,
     fields=gpt_oss_fields,
-    dequantizes=("mxfp4",),
     open_files=GptOssFiles,
 )

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 
-from worker.weights.mxfp4 import BLOCK, dequantize_mxfp4
 from worker.weights.reader import Shape, WeightsError
 from worker.weights.safetensors_files import SafetensorsFiles
 
@@ -17,6 +16,8 @@ from worker.weights.safetensors_files import SafetensorsFiles
 _EXPERTS = ".experts."
 _FUSED, _DOWN = "gate_up_proj", "down_proj"
 _BLOCKS, _SCALES, _BIAS = "_blocks", "_scales", "_bias"
+_DIMS = {"": 3, _BLOCKS: 4, _SCALES: 3, _BIAS: 2}
+_BLOCK_BYTES = 16
 
 
 class _Part(NamedTuple):
@@ -26,12 +27,12 @@ class _Part(NamedTuple):
     expert: int
     # Rows of the layer among the stored outputs.
     outputs: slice
-    kind: str  # "", _BLOCKS or _BIAS
+    kind: str  # "", _BLOCKS, _SCALES or _BIAS
 
 
 class GptOssFiles(SafetensorsFiles):
-    """Presents each expert's weights and biases separately, as linear layers read them. Only the rows that are read are
-    ever in memory; those in MXFP4 become bfloat16, which holds their numbers exactly."""
+    """Presents each expert's weights and biases separately, as linear layers read them; in MXFP4, its blocks and its
+    scales. Only the rows that are read are ever in memory."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -45,9 +46,7 @@ class GptOssFiles(SafetensorsFiles):
                 self.shapes[stored], self.dtypes[stored] = shape, dtypes[stored]
                 continue
             kind = name.removeprefix(projection)
-            if kind == _SCALES:
-                continue
-            if kind not in ("", _BLOCKS, _BIAS) or len(shape) != {"": 3, _BLOCKS: 4, _BIAS: 2}[kind]:
+            if len(shape) != _DIMS.get(kind):
                 raise WeightsError(f"{self.path}: {stored} of shape {list(shape)} is no tensor of gpt-oss's experts")
             self._add(f"{layer}{_EXPERTS}", projection, _Part(stored, 0, slice(0), kind), shape, dtypes[stored])
             if kind == _BLOCKS:
@@ -68,35 +67,23 @@ class GptOssFiles(SafetensorsFiles):
             )
         # A safetensors slice has no step: the numbers between are read, too.
         span, every = slice(outputs.start, outputs.stop), slice(None, None, outputs.step)
-        if part.kind == _BLOCKS:
-            blocks = self._read(part.stored, lambda file, stored: file.get_slice(stored)[expert, span])
-            of_scales = part.stored.removesuffix(_BLOCKS) + _SCALES
-            scales = self._read(of_scales, lambda file, stored: file.get_slice(stored)[expert, span])
-            try:
-                return dequantize_mxfp4(blocks[every], scales[every], torch.bfloat16)
-            except ValueError as error:
-                raise WeightsError(f"{self.path}: {part.stored}: {error}") from None
-        if part.kind == _BIAS:
+        if part.kind:
             return self._read(part.stored, lambda file, stored: file.get_slice(stored)[expert, span])[every].clone()
         inputs_first = self._read(part.stored, lambda file, stored: file.get_slice(stored)[expert, :, span])
         return inputs_first[:, every].t().contiguous()
 
     def _add(self, prefix: str, projection: str, part: _Part, shape: Shape, dtype: str) -> None:
         """Adds the tensors of all experts that a stored tensor holds."""
-        outputs, num_inputs = shape[1], 0
-        if part.kind == _BLOCKS:
-            num_inputs, dtype = shape[2] * BLOCK, "BF16"
-        elif not part.kind:
-            num_inputs, outputs = shape[1:]
+        # A weight in floats has its inputs first.
+        outputs, others = (shape[1], shape[2:]) if part.kind else (shape[2], shape[1:2])
         layers = {_DOWN: slice(0, outputs, 1)}
         if projection == _FUSED:
             layers = {"gate_proj": slice(0, outputs, 2), "up_proj": slice(1, outputs, 2)}
         for expert in range(shape[0]):
             for layer, places in layers.items():
-                name = f"{prefix}{expert}.{layer}.{'bias' if part.kind == _BIAS else 'weight'}"
+                name = f"{prefix}{expert}.{layer}.{part.kind.removeprefix('_') or 'weight'}"
                 self._parts[name] = part._replace(expert=expert, outputs=places)
-                rows = len(range(*places.indices(outputs)))
-                self.shapes[name] = (rows,) if part.kind == _BIAS else (rows, num_inputs)
+                self.shapes[name] = (len(range(*places.indices(outputs))), *others)
                 self.dtypes[name] = dtype
 
     def _check_scales(self, blocks: str, shape: Shape, shapes: dict[str, Shape], dtypes: dict[str, str]) -> None:
@@ -106,7 +93,7 @@ class GptOssFiles(SafetensorsFiles):
             raise WeightsError(
                 f"{self.path}: {scales} is {found}; U8 {list(shape[:-1])} is expected beside {blocks}, U8 {list(shape)}"
             )
-        if shape[-1] != BLOCK // 2:
+        if shape[-1] != _BLOCK_BYTES:
             raise WeightsError(
-                f"{self.path}: {blocks} of shape {list(shape)}: blocks of {BLOCK // 2} bytes are expected"
+                f"{self.path}: {blocks} of shape {list(shape)}: blocks of {_BLOCK_BYTES} bytes are expected"
             )
