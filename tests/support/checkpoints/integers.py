@@ -25,7 +25,7 @@ def rounded(
         low_OG = torch.stack([group.amin(1).clamp(max=0) for group in groups], 1)
         high_OG = torch.stack([group.amax(1).clamp(min=0) for group in groups], 1)
         scales_OG = ((high_OG - low_OG) / largest).to(dtype)
-        zeros_OG = (-low_OG / scales_OG.float()).round().clamp(1, largest).long()
+        zeros_OG = (-low_OG / scales_OG.float()).round().clamp(0, largest).long()
     spread = scales_OG.float()[:, groups_I]
     integers_OI = ((weight_OI.float() / spread).round() + zeros_OG[:, groups_I]).clamp(0, largest).long()
     return integers_OI, scales_OG, zeros_OG
@@ -73,7 +73,8 @@ def gptq(
     has_groups: bool = True,
 ) -> tuple[Tensors, torch.Tensor]:
     """The tensors of AutoGPTQ, and scales[g_idx] * (integer - zeros[g_idx]) in float16. zero_offset: what the format
-    subtracts from zeros: 1, or 0 for gptq_v2."""
+    subtracts from zeros: 1, or 0 for gptq_v2. GPTQModel subtracts it from whole words, so that a zero of 0 borrows from
+    the next one."""
     groups_I = adjacent(weight_OI.shape[1], group_size)
     if act_order:
         order = torch.randperm(len(groups_I), generator=torch.Generator().manual_seed(len(groups_I)))
@@ -81,7 +82,7 @@ def gptq(
     integers_OI, scales_OG, zeros_OG = rounded(weight_OI, bits, groups_I, symmetric=symmetric)
     tensors = {
         f"{layer}.qweight": packed(integers_OI.t(), bits, 0),
-        f"{layer}.qzeros": packed(zeros_OG.t() - zero_offset, bits, 1),
+        f"{layer}.qzeros": packed(zeros_OG.t(), bits, 1) - packed(torch.full_like(zeros_OG.t(), zero_offset), bits, 1),
         f"{layer}.scales": scales_OG.t().contiguous(),
     }
     if has_groups:

@@ -1,6 +1,7 @@
 """Checkpoints in packed layouts, written as their libraries write them: their floats are those that the library makes,
 bit by bit, and kernels get the stored integers wherever they express the weight."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,24 @@ def test_floats_are_the_librarys_bit_by_bit(checkpoint: tuple[Path, Tensors]) ->
     for name, published in floats.items():
         assert _exact(source.tensor(name), published), name
     assert _exact(source.tensor(DOWN, None, slice(5, 77)), floats[DOWN][5:77])
+
+
+@pytest.mark.parametrize("name", ["gptq-4-64-asymmetric", "gptq-4-32-v2"])
+def test_zero_points_of_0_borrow_from_their_neighbours(name: str, base: Path, tmp_path: Path) -> None:
+    """Groups without a negative weight have the zero point 0, which gptq stores as -1 in the word of eight."""
+    layout = LAYOUTS[name]
+
+    def write(layer: str, weight_OI: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
+        positive_OI = weight_OI.clone()
+        positive_OI[::3] = positive_OI[::3].abs()
+        return layout.write(layer, positive_OI)
+
+    stored, floats = layout_tensors(base, replace(layout, write=write))
+    path = write_checkpoint(tmp_path, base, stored, layout.config)
+    source = _source(path)
+    for name in (Q, OUTPUT, DOWN):
+        assert _exact(source.tensor(name), floats[name]), name
+        assert _exact(dequantize(source.weight(name)), floats[name]), name
 
 
 def test_kernels_get_what_is_stored(checkpoint: tuple[Path, Tensors], layout: Layout, base: Path) -> None:

@@ -24,7 +24,8 @@ from worker.weights.quantization.kinds import Quantization
 from worker.weights.quantization.layers import FLOATS, StoredQuantization, beside
 from worker.weights.safetensors_files import SafetensorsFiles
 
-# The files hold zero points less this number.
+# The files hold zero points less this number, subtracted from each word as a whole: a zero point of 0 borrows from the
+# next one in its word (GPTQModel, convert_gptq_v2_to_v1_format).
 _FORMATS = {"gptq": 1, "gptq_v2": 0}
 _NAMES = ("qweight", "qzeros", "scales")
 _GROUPS = "g_idx"
@@ -132,5 +133,6 @@ class GptqLayer(GroupedLayer):
 
     def _zeros_OG(self, rows: slice) -> torch.Tensor:
         columns, own = words(rows, self._bits)
-        stored = unpacked(self._files.read_columns(self._zeros, columns), self._bits, 1)[:, own]
-        return stored.t().to(torch.int16) + self._zero_offset
+        offsets = sum(self._zero_offset << place for place in range(0, 32, self._bits))
+        stored = self._files.read_columns(self._zeros, columns).long() + offsets
+        return unpacked(stored, self._bits, 1)[:, own].t().to(torch.int16)
