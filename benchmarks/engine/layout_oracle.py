@@ -1,4 +1,5 @@
-"""Lets compressed-tensors and bitsandbytes dequantize a checkpoint, in an environment of their own in the user's cache.
+"""Lets AutoAWQ, GPTQModel, compressed-tensors and bitsandbytes dequantize a checkpoint, in an environment of their own
+in the user's cache.
 
 That environment runs this file as a program, `layout_oracle.py CHECKPOINT OUT`. It writes the floats of all quantized
 weights to the safetensors file OUT, and imports nothing of Octavo.
@@ -10,9 +11,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-# By quant_method.
-LIBRARIES = {"compressed-tensors": "compressed-tensors==0.20.0", "bitsandbytes": "bitsandbytes==0.50.2"}
-_PACKAGES = ("torch==2.13.0", "numpy", "safetensors", "packaging", *LIBRARIES.values())
+_PACKAGES = (
+    "torch==2.13.0", "numpy", "safetensors", "packaging", "compressed-tensors==0.20.0", "bitsandbytes==0.50.2",
+    # What the next two import.
+    "accelerate", "datasets", "defuser", "device-smi", "logbar", "pillow", "protobuf", "pypcre", "threadpoolctl",
+    "tokenicer", "torchao", "triton", "zstandard",
+)  # fmt: skip
+# GPTQModel asks for a newer PyTorch than it needs to dequantize.
+_ALONE = ("gptqmodel==7.7.0", "autoawq==0.2.9")
 
 
 def library_floats(checkpoint: Path, out: Path) -> dict:
@@ -23,13 +29,51 @@ def library_floats(checkpoint: Path, out: Path) -> dict:
 
     directory = peer_directory("layout_oracle")
     python, installed = directory / "venv" / "bin" / "python", directory / "installed"
-    if not installed.exists() or installed.read_text() != "\n".join(_PACKAGES):
+    packages = "\n".join((*_PACKAGES, *_ALONE))
+    if not installed.exists() or installed.read_text() != packages:
         directory.mkdir(parents=True, exist_ok=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", directory / "venv"], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", *_PACKAGES], check=True)
-        installed.write_text("\n".join(_PACKAGES))
-    subprocess.run([python, __file__, checkpoint, out], check=True, env={"PATH": "/usr/bin:/bin"})
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", *_ALONE], check=True)
+        installed.write_text(packages)
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(directory)}
+    done = subprocess.run([python, __file__, checkpoint, out], env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{checkpoint}: no oracle: {done.stderr}")
     return load_file(out)
+
+
+def _awq(tensors: dict, config: dict) -> Callable:
+    import torch
+    from awq.utils.packing_utils import dequantize_gemm  # pyright: ignore[reportMissingImports]
+
+    def floats(layer: str) -> torch.Tensor:
+        stored = (tensors[f"{layer}.{name}"] for name in ("qweight", "qzeros", "scales"))
+        return dequantize_gemm(*stored, config["bits"], config["group_size"]).t()
+
+    return floats
+
+
+def _gptq(tensors: dict, config: dict) -> Callable:
+    import torch
+    from gptqmodel.nn_modules.qlinear.torch import TorchLinear  # pyright: ignore[reportMissingImports]
+    from gptqmodel.utils.model import (  # pyright: ignore[reportMissingImports]
+        convert_gptq_v1_to_v2_format_module as to_v2,
+    )
+
+    settings = {key: config[key] for key in ("bits", "group_size", "sym", "desc_act")}
+
+    def floats(layer: str) -> torch.Tensor:
+        num_words, num_outputs = tensors[f"{layer}.qweight"].shape
+        linear = TorchLinear(**settings, in_features=num_words * 32 // config["bits"], out_features=num_outputs)
+        own = f"{layer}."
+        data = {name.removeprefix(own): tensor for name, tensor in tensors.items() if name.startswith(own)}
+        linear.load_state_dict({**linear.state_dict(), **data})
+        if config["checkpoint_format"] == "gptq":
+            to_v2(linear, config["bits"], torch.int32)
+        return linear.eval().dequantize_weight().t()
+
+    return floats
 
 
 def _compressed_tensors(tensors: dict, config: dict) -> Callable:
@@ -63,13 +107,17 @@ def _bitsandbytes(tensors: dict, config: dict) -> Callable:
     return floats
 
 
+_LIBRARIES = {
+    "awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed_tensors, "bitsandbytes": _bitsandbytes,
+}  # fmt: skip
+
+
 def _main(checkpoint: Path, out: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(checkpoint / "model.safetensors")
     config = json.loads((checkpoint / "config.json").read_text())["quantization_config"]
-    prepare = {"compressed-tensors": _compressed_tensors, "bitsandbytes": _bitsandbytes}[config["quant_method"]]
-    floats = prepare(tensors, config)
+    floats = _LIBRARIES[config["quant_method"]](tensors, config)
     layers = sorted({name.partition("_proj.")[0] + "_proj" for name in tensors if "_proj." in name})
     save_file({f"{layer}.weight": floats(layer).contiguous() for layer in layers}, out)
 

@@ -101,6 +101,9 @@ class GGUFSource:
             weight = integer_weight(stored.kind, rows_OB, stored.shape[-1])
         return self.tensor(name, None, rows) if weight is None else weight
 
+    def kind_of(self, name: str) -> Kind:
+        return self._tensors[name].kind
+
     def is_left_out(self, name: str) -> bool:
         return False
 
