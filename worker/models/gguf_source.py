@@ -64,10 +64,14 @@ class GGUFSource:
         except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
             raise WeightsError(f"{path}: cannot be read: {error}") from None
         header = read_header(path, self._data)
-        unsupported = {tensor.kind for tensor in header.tensors.values()} - {*QUANTIZATIONS}
+        unsupported = {
+            tensor.kind: f"{tensor.kind.name} ({name})"
+            for name, tensor in header.tensors.items()
+            if tensor.kind not in QUANTIZATIONS
+        }
         if unsupported:
             raise WeightsError(
-                f"{path}: quantization {some(sorted(kind.name for kind in unsupported))} is not supported; "
+                f"{path}: quantization {some(sorted(unsupported.values()))} is not supported; "
                 f"{', '.join(kind.name for kind in QUANTIZATIONS)} are"
             )
         stored = dict(header.tensors)

@@ -77,7 +77,9 @@ def read_header(path: Path, data: mmap.mmap) -> GGUFHeader:
     for name, tensor in placed:
         end = start + tensor.offset + tensor.num_bytes
         if end > len(data):
-            raise WeightsError(f"{path}: cut short: {name} ends at byte {end:,}, the file at {len(data):,}")
+            raise WeightsError(
+                f"{path}: cut short: {name} ends at byte {end:,}, the file at {len(data):,}; get the file again"
+            )
         tensors[name] = StoredTensor(tensor.kind, tensor.shape, start + tensor.offset, tensor.num_bytes)
     return GGUFHeader(metadata, tensors)
 

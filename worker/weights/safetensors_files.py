@@ -56,7 +56,9 @@ class SafetensorsFiles:
                     self.dtypes[name] = stored.get_dtype()
                     self._owner[name] = opened
             except (SafetensorError, OSError) as error:
-                raise WeightsError(f"{file}: damaged or cut short: {error}") from None
+                raise WeightsError(
+                    f"{file}: damaged or cut short, at {file.stat().st_size:,} bytes: {error}; get the file again"
+                ) from None
 
     def stored_name(self, name: str) -> str:
         """Returns a tensor's name in the checkpoint, which its config.json uses, too."""

@@ -111,9 +111,10 @@ def _open_layers(
             if fused:
                 parts[whole] = fused[1:]
         elif files.dtypes.get(name, "F32") not in FLOATS:
+            why = "does not quantize it" if scheme is None else f"says {stored.description}"
             raise WeightsError(
                 f"{files.path}: {name} is stored as {files.dtypes[name]}; {one_of(FLOATS)} is expected, because "
-                "config.json's quantization_config does not quantize it"
+                f"config.json's quantization_config {why}"
             )
     if stored.is_packed and not schemes:
         raise WeightsError(
@@ -122,7 +123,8 @@ def _open_layers(
     missing = [tensor for name, scheme in schemes.items() for tensor in scheme.missing(files, name)]
     if missing:
         raise WeightsError(
-            f"{files.path}: lacks {len(missing)} tensors of {len(schemes)} quantized weights: {some(missing)}"
+            f"{files.path}: lacks {len(missing)} tensors of {len(schemes)} quantized weights: {some(missing)}; "
+            f"config.json says {stored.description}"
         )
     opened = {name: scheme.open(files, name) for name, scheme in schemes.items()}
     for whole, names in parts.items():

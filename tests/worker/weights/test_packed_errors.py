@@ -44,7 +44,8 @@ def _cut(tensors: Tensors, name: str) -> None:
 
 Edit = Callable[[Tensors], object]
 DAMAGES: list[tuple[str, Edit, str]] = [
-    ("awq-32", lambda t: t.pop(f"{Q}.scales"), rf"lacks 1 tensors of 7 quantized weights: {Q}\.scales"),
+    ("awq-32", lambda t: t.pop(f"{Q}.scales"), rf"lacks 1 tensors of 7 quantized weights: {Q}\.scales; "
+        r"config\.json says awq, 4 bits, groups of 32"),
     ("awq-32", lambda t: t.pop(f"{Q}.qzeros"), rf"lacks 1 tensors of 7 quantized weights: {Q}\.qzeros"),
     ("awq-32", lambda t: t.pop(f"{Q}.qweight"), rf"lacks 1 tensors of 7 quantized weights: {Q}\.qweight"),
     ("awq-32", lambda t: _cut(t, "scales"),
@@ -95,9 +96,12 @@ def test_a_file_cut_short_and_floats_that_are_said_to_be_packed(base: Path, tmp_
     path = write_checkpoint(tmp_path / "cut", base, layout_tensors(base, layout)[0], layout.config)
     file = path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(WeightsError, match=r"model\.safetensors: damaged or cut short"):
+    with pytest.raises(WeightsError, match=r"model\.safetensors: damaged or cut short, at [\d,]+ bytes"):
         load_model(resolve_model(str(path)), dtype=torch.float32)
     floats = write_checkpoint(tmp_path / "floats", base, layout_tensors(base, LAYOUTS["nf4"])[1], layout.config)
+    other = write_checkpoint(tmp_path / "nf4", base, layout_tensors(base, LAYOUTS["nf4"])[0], layout.config)
+    with pytest.raises(WeightsError, match=rf"{Q}\.weight is stored as U8; .* quantization_config says awq, 4 bits"):
+        load_model(resolve_model(str(other)), dtype=torch.float32)
     with pytest.raises(WeightsError, match=r"stores no weight as config\.json's quantization_config says \(awq, 4 bi"):
         load_model(resolve_model(str(floats)), dtype=torch.float32)
 
