@@ -239,9 +239,15 @@ def _quantized_bytes(quantization: Mapping[str, Any] | None, dtype_bytes: float)
         return dtype_bytes
     method, bits = str(quantization.get("quant_method", "")), quantization.get("bits") or quantization.get("w_bit")
     if bits:
-        # Plus a scale and a zero point per group.
-        return int(bits) / 8 + 4 / int(quantization.get("group_size") or 128)
+        group_size = int(quantization.get("group_size") or quantization.get("q_group_size") or 128)
+        if quantization.get("desc_act") and group_size > 0:
+            # Dequantized when loaded.
+            return dtype_bytes
+        # Plus a scale and a zero point per group; -1: the group is an output, whose share is negligible.
+        return int(bits) / 8 + (4 / group_size if group_size > 0 else 0)
     if method == "compressed-tensors":
+        if quantization.get("format") == "mxfp4-pack-quantized":
+            return dtype_bytes
         groups = [group.get("weights") or {} for group in (quantization.get("config_groups") or {}).values()]
         return max((int(weights.get("num_bits") or 8) / 8 for weights in groups), default=1.0)
     if method == "bitsandbytes":

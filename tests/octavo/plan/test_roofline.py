@@ -66,6 +66,11 @@ def test_quantized_weights_are_smaller() -> None:
     fp8 = shape_from_config(MIXTRAL | {"quantization_config": {"quant_method": "fp8"}}, "m")
     int4 = shape_from_config(MIXTRAL | {"quantization_config": {"quant_method": "awq", "bits": 4}}, "m")
     assert (fp8.layer_param_bytes, int4.layer_param_bytes) == (1.0, pytest.approx(0.53125))
+    gptq = {"quant_method": "gptq", "bits": 4, "group_size": -1, "desc_act": True}
+    channels, act_order = (MIXTRAL | {"quantization_config": gptq | {"group_size": size}} for size in (-1, 64))
+    assert shape_from_config(channels, "m").layer_param_bytes == 0.5
+    # Dequantized when loaded.
+    assert shape_from_config(act_order, "m").layer_param_bytes == 2.0
     with pytest.raises(PlanError, match="quant_method='other' without bits is not known"):
         shape_from_config(MIXTRAL | {"quantization_config": {"quant_method": "other"}}, "m")
 
