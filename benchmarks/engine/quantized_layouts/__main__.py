@@ -30,8 +30,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.engine.layout_oracle import library_floats
 from benchmarks.engine.perplexity import Scores, greedy, quality_engine, score, text_tokens, windows
+from benchmarks.engine.quantized_layouts.oracle import library_floats
 from benchmarks.peers.directory import peer_directory
 from benchmarks.peers.prepare_models import HUGGING_FACE, MODEL, model_path, prepare
 from octavo.bench.workload import random_prompts

@@ -1,7 +1,7 @@
 """Lets AutoAWQ, GPTQModel, compressed-tensors and bitsandbytes dequantize a checkpoint, in an environment of their own
 in the user's cache.
 
-That environment runs this file as a program, `layout_oracle.py CHECKPOINT OUT`. It writes the floats of all quantized
+That environment runs this file as a program, `oracle.py CHECKPOINT OUT`. It writes the floats of all quantized
 weights to the safetensors file OUT, and imports nothing of Octavo.
 """
 
