@@ -20,7 +20,7 @@ import torch
 from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
 from octavo import LLM, SamplingParams
-from worker.models.gguf_source import hugging_face_name
+from worker.models.gguf_source import hugging_face_names
 
 TEXT = Path(__file__).parents[1] / "data" / "sherlock_holmes.txt"
 # Characters of the text: some 900 tokens.
@@ -75,7 +75,7 @@ def transformers_model(path: Path) -> Gemma3ForCausalLM:
         values = np.array(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
         # GGUF files store norm weights with 1 added; transformers adds the 1 itself.
         own = values - 1 if tensor.name.endswith("norm.weight") else values
-        state[hugging_face_name(tensor.name, "gemma3")] = torch.from_numpy(own)
+        state[hugging_face_names(tensor.name, "gemma3")[0]] = torch.from_numpy(own)
     with torch.device("meta"):
         model = Gemma3ForCausalLM(
             Gemma3TextConfig(

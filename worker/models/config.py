@@ -151,7 +151,8 @@ def _from_gguf(
     num_layers = _layer_count(get("block_count"))
     num_heads, hidden_size = get("attention.head_count"), get("embedding_length")
     head_size = get("attention.key_length", None) or hidden_size // num_heads
-    if get("rope.dimension_count", head_size) != head_size:
+    rope_dims = get("rope.dimension_count", head_size)
+    if rope_dims != head_size and not family.has_partial_rope:
         raise ValueError(f"{prefix}.rope.dimension_count differs from the head size {head_size}; this is not supported")
     ends = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot"))
     vocab_size = get("vocab_size", None) or len(metadata["tokenizer.ggml.tokens"])
@@ -166,6 +167,7 @@ def _from_gguf(
         num_kv_heads=get("attention.head_count_kv", num_heads),
         head_size=head_size,
         rope=_gguf_rope(get, freq_factors),
+        rope_dims=None if rope_dims == head_size else rope_dims,
         rms_norm_eps=get("attention.layer_norm_rms_epsilon"),
         max_position_embeddings=get("context_length"),
         qkv_bias="blk.0.attn_q.bias" in tensor_names,

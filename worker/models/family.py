@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.model_config import ModelConfig
+from worker.model_config import ExpertsConfig, ModelConfig
 from worker.models.decoder import Decoder
 
 if TYPE_CHECKING:
@@ -31,14 +31,28 @@ class GgufFamily:
     name: str
     # The architecture in config.json.
     architecture: str
-    # Names of a layer's tensors, where they differ from those of the llama family.
-    layer_names: Mapping[str, str] = field(default_factory=dict)
+    # Names of a layer's tensors, where they differ from those of the llama family. {} stands for an expert's number, in
+    # a tensor that holds all experts. Several names: the layers in a tensor, q, k and v or two of equal size.
+    layer_names: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     # Rope rotates pairs (2i, 2i + 1), and rows of q and k are in that order; else (i, i + head size / 2), as in
     # Hugging Face's files.
     pairs_neighbours: bool = False
+    # Rope may rotate a part of each head.
+    has_partial_rope: bool = False
     # Adds to a config the metadata that only this family has. The second argument returns a metadata value by its name
     # within the architecture, or a default.
     complete: Callable[[ModelConfig, Any], ModelConfig] = lambda config, get: config
+
+
+def experts_from_gguf(config: ModelConfig, get: Any, *, renormalize: bool) -> ExpertsConfig:
+    """Reads the mixtures of GGUF metadata, which all layers have."""
+    return ExpertsConfig(
+        num_experts=int(get("expert_count")),
+        num_experts_per_token=int(get("expert_used_count")),
+        intermediate_size=int(get("expert_feed_forward_length", config.intermediate_size)),
+        renormalize=renormalize,
+        layers=(True,) * config.num_layers,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

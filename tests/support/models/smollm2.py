@@ -6,7 +6,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from runtime.model_files import ModelFiles
-from worker.models.gguf_source import hugging_face_name
+from worker.models.gguf_source import hugging_face_names
 
 
 def transformers_model(files: ModelFiles) -> LlamaForCausalLM:
@@ -32,7 +32,7 @@ def transformers_model(files: ModelFiles) -> LlamaForCausalLM:
         if "attn_q" in tensor.name or "attn_k" in tensor.name:
             heads = len(values) // 64
             values = values.reshape(heads, 32, 2, 576).swapaxes(1, 2).reshape(heads * 64, 576)
-        state[hugging_face_name(tensor.name, "llama")] = torch.from_numpy(values)
+        state[hugging_face_names(tensor.name, "llama")[0]] = torch.from_numpy(values)
     model.to_empty(device="cpu")
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
     missing, unexpected = model.load_state_dict(state, strict=False)

@@ -1,8 +1,10 @@
 """Reads the fields of config.json that are specific to GLM-4."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from worker.model_config import ModelConfig
 from worker.models.rope import rope_dims, rope_from_config_json
 
 # Rope rotates half of each head in files that don't say.
@@ -18,3 +20,7 @@ def glm4_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
         "attention_output_bias": False,
         "layer_windows": (0,) * num_layers,
     }
+
+
+def glm4_from_gguf(config: ModelConfig, get: Any) -> ModelConfig:
+    return replace(config, interleaved_rope=True)

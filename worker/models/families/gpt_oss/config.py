@@ -1,10 +1,12 @@
 """Reads the fields of config.json that are specific to gpt-oss."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from kernels.elementwise.silu_mul.torch_cpu import SWIGLU_ALPHA, SWIGLU_LIMIT
-from worker.model_config import ExpertsConfig
+from worker.model_config import ExpertsConfig, ModelConfig
+from worker.models.family import experts_from_gguf
 from worker.models.rope import rope_from_config_json
 from worker.models.windows import alternating_windows
 
@@ -36,3 +38,18 @@ def gpt_oss_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
         "has_sinks": True,
         "experts": experts,
     }
+
+
+def gpt_oss_from_gguf(config: ModelConfig, get: Any) -> ModelConfig:
+    experts = replace(
+        experts_from_gguf(config, get, renormalize=True), has_linear_biases=True, activation="clamped_swiglu"
+    )
+    window = {"sliding_window": get("attention.sliding_window")}
+    return replace(
+        config,
+        # Files don't say that the limits of YaRN are not rounded, as config.json does.
+        rope=replace(config.rope, truncate=False),
+        layer_windows=alternating_windows(window, config.num_layers, period=_PERIOD),
+        has_sinks=True,
+        experts=experts,
+    )

@@ -2,8 +2,11 @@
 biases of Qwen's models."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from worker.model_config import ModelConfig
+from worker.models.family import experts_from_gguf
 from worker.models.rope import rope_from_config_json
 from worker.models.windows import window_of_all, windows_if_used
 
@@ -31,3 +34,11 @@ def qwen3_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
         "layer_windows": windows_if_used(raw, num_layers),
         "qk_norm": True,
     }
+
+
+def llama_from_gguf(config: ModelConfig, get: Any) -> ModelConfig:
+    """Files of Mixtral have the same architecture, with experts."""
+    if not get("expert_count", 0):
+        return config
+    experts = experts_from_gguf(config, get, renormalize=True)
+    return replace(config, architecture="MixtralForCausalLM", experts=experts)

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from worker.model_config import ExpertsConfig
+from worker.model_config import ExpertsConfig, ModelConfig
+from worker.models.family import experts_from_gguf
 from worker.models.rope import rope_from_config_json
 from worker.models.windows import window_of_all, windows_if_used
 
@@ -47,6 +48,16 @@ def qwen3_moe_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
         "qk_norm": True,
         "experts": _qwen_experts(raw, num_layers),
     }
+
+
+def qwen2_moe_from_gguf(config: ModelConfig, get: Any) -> ModelConfig:
+    experts = experts_from_gguf(config, get, renormalize=False)
+    shared = int(get("expert_shared_feed_forward_length"))
+    return replace(config, experts=replace(experts, shared_intermediate_size=shared, has_shared_gate=True))
+
+
+def qwen3_moe_from_gguf(config: ModelConfig, get: Any) -> ModelConfig:
+    return replace(config, experts=experts_from_gguf(config, get, renormalize=True))
 
 
 def _qwen_experts(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig:

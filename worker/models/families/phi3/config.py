@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from worker.model_config import ModelConfig
 from worker.models.rope import rope_dims, rope_from_config_json, rope_settings
 from worker.models.windows import window_of_all
 
@@ -22,3 +23,9 @@ def phi3_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
         "rope_dims": rope_dims(raw),
         "layer_windows": window_of_all(raw, num_layers),
     }
+
+
+def phi3_from_gguf(config: ModelConfig, get: Any) -> ModelConfig:
+    if get("rope.scaling.attn_factor", None) is not None:
+        raise ValueError("longrope (rope.scaling.attn_factor) is not supported in GGUF files: use the safetensors")
+    return config
