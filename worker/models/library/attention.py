@@ -212,19 +212,12 @@ class PagedAttention:
             query = query[:, self._local.heads]
             key, value = key[:, self._local.kv_heads], value[:, self._local.kv_heads]
         layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
-        num_tokens, num_kv_heads, size = len(context.slots_T), self._num_kv_heads, self._size
+        num_tokens, size = len(context.slots_T), self._size
         take, cache = context.workspace.take, context.kv_cache.of_layer(layer)
-        kv_T2KD = take("library kv", num_tokens, 2, num_kv_heads, size)
-        for place, part in enumerate((key, value)):
-            part_TKD = part[0].transpose(0, 1)[:num_tokens]
-            if part_TKD.shape[2] == size:
-                kv_T2KD[:, place] = part_TKD
-            else:
-                kv_T2KD[:, place] = functional.pad(part_TKD, (0, size - part_TKD.shape[2]))
+        kv_T2KD = take("library kv", num_tokens, 2, self._num_kv_heads, size)
+        torch.stack((self._heads_of(key, num_tokens), self._heads_of(value, num_tokens)), dim=1, out=kv_T2KD)
         self._write(kv_T2KD.view(num_tokens, -1), self._unrotated(num_tokens), cache, context.slots_T)
-        q_THD = query[0].transpose(0, 1)[:num_tokens].to(self._dtype)
-        if q_THD.shape[2] != size:
-            q_THD = functional.pad(q_THD, (0, size - q_THD.shape[2]))
+        q_THD = self._heads_of(query, num_tokens).to(self._dtype)
         if q_THD.stride()[1:] != (size, 1):
             q_THD = q_THD.contiguous()
         if sinks is not None:
@@ -246,6 +239,14 @@ class PagedAttention:
         if padding:
             o_THD = functional.pad(o_THD, (0, 0, 0, 0, 0, padding))
         return o_THD.float()[None]
+
+    def _heads_of(self, x: torch.Tensor, num_tokens: int) -> torch.Tensor:
+        """Returns the tokens of the step, [T, heads, D], of a tensor [1, heads, at least T, at most D]."""
+        x_THD = x[0].transpose(0, 1)
+        if len(x_THD) != num_tokens:
+            x_THD = x_THD[:num_tokens]
+        missing = self._size - x_THD.shape[2]
+        return functional.pad(x_THD, (0, missing)) if missing else x_THD
 
     def _unrotated(self, num_tokens: int) -> torch.Tensor:
         if len(self._no_rotation) < num_tokens:

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from kernels.elementwise.rms_norm import add_rms_norm_, rms_norm
+from kernels.elementwise.rms_norm import rms_norm
 from kernels.elementwise.silu_mul import Activation, silu_mul
 from kernels.native.library import NativeKernels
 from worker.models.library.modules import OctavoLinear, Product
@@ -25,12 +25,18 @@ class OctavoNorm(nn.Module):
     def __init__(self, weight_N: torch.Tensor, eps: float, kernels: NativeKernels) -> None:
         super().__init__()
         self._weight_N, self._eps, self._kernels = weight_N.float().contiguous(), eps, kernels
+        self._address = self._weight_N.data_ptr()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        size = x.shape[-1]
+        size, x = x.shape[-1], x.contiguous()
+        assert x.dtype is torch.float32
         y = torch.zeros(x.shape)
-        add_rms_norm_(y.view(-1, size), x.reshape(-1, size).contiguous(), self._weight_N, self._eps, self._kernels)
+        num_rows = x.numel() // size
+        self._kernels.add_rms_norm(x.data_ptr(), self._address, self._eps, num_rows, size, y.data_ptr())
         return y
+
+    # nn.Module's own call looks for hooks, which there are none of.
+    __call__ = forward
 
 
 def exchanged_norm(module: nn.Module, kernels: NativeKernels) -> OctavoNorm | None:
@@ -76,6 +82,8 @@ class OctavoGatedMLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._product(x.reshape(-1, x.shape[-1])).view(x.shape)
+
+    __call__ = forward
 
 
 def find_gated(module: nn.Module) -> Gated | None:

@@ -30,37 +30,32 @@ class Linears:
     computes the outputs of all."""
 
     def __init__(self, widths: list[int]) -> None:
-        self._ends = torch.tensor(widths).cumsum(0).tolist()
-        self._starts = [0, *self._ends[:-1]]
+        self._widths = widths
         # Set where there are weights: maps contiguous [T, I] to [T, O].
         self.product: Product | None = None
         self._input: torch.Tensor | None = None
-        self._output: torch.Tensor | None = None
+        self._outputs: Sequence[torch.Tensor] = ()
 
     def __call__(self, x: torch.Tensor, index: int) -> torch.Tensor:
+        if len(self._widths) == 1:
+            return self._compute(x)
         if x is not self._input:
-            self._output = self._compute(x)
-            self._input = x
-        output = self._output
-        assert output is not None
-        if len(self._ends) == 1:
-            self._input = self._output = None
-            return output
-        if index == len(self._ends) - 1:
+            self._input, self._outputs = x, self._compute(x).split(self._widths, dim=-1)
+        output = self._outputs[index]
+        if index == len(self._widths) - 1:
             # The last member is the last to be called; see worker.models.library.probe.
-            self._input = self._output = None
-        return output[..., self._starts[index] : self._ends[index]]
+            self._input, self._outputs = None, ()
+        return output
 
     def _compute(self, x: torch.Tensor) -> torch.Tensor:
         if self.product is None:
-            return x.new_empty(*x.shape[:-1], self._ends[-1])
+            return x.new_empty(*x.shape[:-1], sum(self._widths))
         y_TO = self.product(x.reshape(-1, x.shape[-1]))
         return y_TO.view(*x.shape[:-1], y_TO.shape[-1])
 
     def split(self, widths: list[int]) -> None:
         """Sets the widths of the outputs, where a rank has a part of them."""
-        self._ends = torch.tensor(widths).cumsum(0).tolist()
-        self._starts = [0, *self._ends[:-1]]
+        self._widths = widths
 
 
 class OctavoLinear(nn.Linear):
@@ -75,6 +70,10 @@ class OctavoLinear(nn.Linear):
         if self.octavo_watch is not None:
             self.octavo_watch(input)
         return self.octavo(input, self.octavo_index)
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        # nn.Module's own call looks for hooks, which there are none of.
+        return self.forward(input)
 
 
 class OctavoEmbedding(nn.Embedding):
@@ -260,4 +259,7 @@ def product_of(packed: PackedLinear, dtype: torch.dtype) -> Product:
     def product(x_TI: torch.Tensor) -> torch.Tensor:
         return packed(x_TI.to(dtype).contiguous()).float()
 
-    return product
+    def product_of_floats(x_TI: torch.Tensor) -> torch.Tensor:
+        return packed(x_TI.contiguous())
+
+    return product_of_floats if dtype is torch.float32 else product
