@@ -120,11 +120,13 @@ def _of_library(
     try:
         return library_config(raw, json.dumps(raw, sort_keys=True), shared=shared)
     except RefusedError as error:
+        # Messages of the library have lines.
+        reason = " ".join(str(error).split()).removesuffix(".")
         if model_impl == "transformers":
-            raise ValueError(f"model_impl=transformers: {architecture} is refused: {error}") from None
+            raise ValueError(f"model_impl=transformers: {architecture} is refused: {reason}") from None
         raise ValueError(
-            f"architecture {architecture!r} is not supported; {', '.join(ARCHITECTURES)} are. Through transformers it "
-            f"is refused: {error}"
+            f"architecture {architecture!r} is not supported: it has no family of its own here, and through "
+            f"transformers it is refused: {reason}; docs/models.md lists what is supported"
         ) from None
 
 

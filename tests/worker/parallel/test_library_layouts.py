@@ -26,6 +26,8 @@ def pool() -> Iterator[RankPool]:
     [
         # Linear layers that gather their outputs, and split their inputs.
         ("phi3", "Phi3ForCausalLM", _TENSOR_2),
+        # Three such layers with one input, and norms over all heads.
+        ("olmoe", "OlmoeForCausalLM", _TENSOR_2),
         # A part of each expert on each rank; sinks of each rank's heads.
         ("granitemoe_swa", "GraniteMoeSWAForCausalLM", _TENSOR_2),
         # Windows in some layers; a scale after the head, whose vocabulary the ranks share.

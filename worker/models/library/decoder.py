@@ -135,7 +135,8 @@ class LibraryDecoder(Model):
             if gated is not None and self._load_gated(name, gated, linears, ways, reader):
                 linears = {each: linear for each, linear in linears.items() if not each.startswith(f"{name}.")}
         loadable = (group for group in library.fused if set(group) <= linears.keys())
-        fused = [group for group in loadable if len({ways[name] for name in group}) == 1]
+        # Gathered outputs come rank by rank, so those of several layers would be mixed.
+        fused = [group for group in loadable if _have_one_way([ways[name] for name in group])]
         grouped = {name for group in fused for name in group}
         for group in [*fused, *((name,) for name in linears if name not in grouped)]:
             self._load_group(group, [linears[name] for name in group], ways[group[0]], reader)
@@ -272,6 +273,10 @@ def _checked(config: ModelConfig, backend: Backend) -> LibraryConfig:
         raise ValueError("enable_expert_parallel: model_impl=transformers divides each expert; leave it out")
     check_heads(config.num_heads, config.num_kv_heads, backend.shard)
     return config.library
+
+
+def _have_one_way(ways: Sequence[Division]) -> bool:
+    return len(set(ways)) == 1 and ways[0] is not Division.GATHERED
 
 
 def _divided(product: Product, way: Division, inputs: slice | None) -> Product:
