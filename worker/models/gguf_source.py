@@ -47,7 +47,7 @@ _LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class Part:
     """A tensor of the model: a stored one, or some rows of it. expert: its index in a tensor that holds all experts."""
 
     stored: StoredTensor
@@ -69,23 +69,23 @@ def hugging_face_names(name: str, architecture: str) -> tuple[str, ...]:
     return (f"{_MODEL_NAMES[stem]}.{kind}" if stem in _MODEL_NAMES else name,)
 
 
-def _parts(names: tuple[str, ...], stored: StoredTensor, config: ModelConfig) -> dict[str, _Part]:
+def _parts(names: tuple[str, ...], stored: StoredTensor, config: ModelConfig) -> dict[str, Part]:
     """Returns the model's tensors in a stored one. Raises ValueError if its shape does not fit."""
     [name, *others], shape = names, stored.shape
     if "{}" in name:
-        return {name.format(i): _Part(stored, shape[1:], expert=i) for i in range(shape[0])}
+        return {name.format(i): Part(stored, shape[1:], expert=i) for i in range(shape[0])}
     if name.endswith(_SHARED_GATE) and len(shape) == 1:
         # A linear layer with one output.
-        return {name: _Part(stored, (1, *shape))}
+        return {name: Part(stored, (1, *shape))}
     if not others:
-        return {name: _Part(stored, shape)}
+        return {name: Part(stored, shape)}
     first = config.num_heads * config.head_size if len(names) == 3 else shape[0] // 2
     rest, left = divmod(shape[0] - first, len(others))
     if rest < 1 or left:
         raise ValueError(f"{' and '.join(names)} of {shape[0]} rows together: the first one has {first}")
     starts = [0, *(first + i * rest for i in range(len(others)))]
     return {
-        each: _Part(stored, (rest if start else first, *shape[1:]), first=start)
+        each: Part(stored, (rest if start else first, *shape[1:]), first=start)
         for each, start in zip(names, starts, strict=True)
     }
 
@@ -119,7 +119,7 @@ class GGUFSource:
         try:
             self.config = config_from_gguf(header.metadata, stored, freq_factors)
             architecture = header.metadata["general.architecture"]
-            self._parts: dict[str, _Part] = {}
+            self._parts: dict[str, Part] = {}
             for name, tensor in stored.items():
                 self._parts |= _parts(hugging_face_names(name, architecture), tensor, self.config)
         except ValueError as error:
@@ -168,7 +168,7 @@ class GGUFSource:
             return stored_rows[_halves_from_neighbours(np.arange(part.shape[0]), num_heads)[rows]]
         return stored_rows[part.first + rows.start : part.first + rows.stop]
 
-    def _rows_of(self, part: _Part) -> np.ndarray:
+    def _rows_of(self, part: Part) -> np.ndarray:
         """Returns the rows of the stored tensor that the part is in, and of its expert alone, as uint8. A vector is one
         row."""
         rows = self._rows(part.stored)

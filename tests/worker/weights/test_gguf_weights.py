@@ -99,7 +99,7 @@ def test_a_q4_0_scale_whose_minimum_is_beyond_float16_goes_through_floats(direct
     source = GGUFSource(path)
     name = f"{ATTENTION}.o_proj.weight"
     data = bytearray(path.read_bytes())
-    stored = source._tensors[name]
+    stored = source._parts[name].stored
     data[stored.offset : stored.offset + 2] = np.array([-9000], "<f2").tobytes()
     path.write_bytes(data)
     source = GGUFSource(path)

@@ -15,7 +15,7 @@ from kernels.linear.weights import Int8Weight
 from runtime.model_files import ModelFiles, resolve_model
 from tests.support.models.gguf_files import write_gguf
 from tests.support.models.model_runs import ModelRun, relative_error
-from worker.models.gguf_source import GGUFSource
+from worker.models.gguf_source import GGUFSource, Part
 from worker.models.loader import LoadedModel, load_model
 from worker.weights.digest import dated_digest, files_digest
 from worker.weights.gguf_header import StoredTensor
@@ -200,7 +200,7 @@ def test_quantized_tensors_are_dequantized_as_gguf_does(tmp_path: Path, director
     file.write_bytes(b"\0" * 32 + rows.tobytes())
     source = GGUFSource(path)
     source._data = file.read_bytes()  # pyright: ignore[reportAttributeAccessIssue]
-    source._tensors["rows"] = StoredTensor(quantization, (3, 512), 32, rows.nbytes)
+    source._parts["rows"] = Part(StoredTensor(quantization, (3, 512), 32, rows.nbytes), (3, 512))
     values = source.tensor("rows").numpy()
     assert np.array_equal(values, gguf.dequantize(rows, quantization))
 
