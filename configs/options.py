@@ -5,7 +5,7 @@ An option has one name, vLLM's where vLLM has one, and can be given in a file (c
 command makes its flags and its help from the fields of the groups.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ConfigDict, model_validator
 
@@ -66,6 +66,11 @@ class Options(
         self._check_model_len()
         self._check_logprobs()
         return self
+
+    def as_file(self) -> dict[str, Any]:
+        """The options as a file holds them. A block_size that nobody gave is left out: it follows from the model."""
+        left_out = {"block_size"} - self.model_fields_set
+        return self.model_dump(mode="json", exclude=left_out)
 
     @property
     def num_processes(self) -> int:

@@ -519,7 +519,7 @@ class GetModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "architecture", "fingerprint", "max_model_len", "vocab_size", "eos_token_ids", "dtype", "quantization", "default_sampling", "block_size", "num_blocks", "octavo_version", "grammar_engine")
+    __slots__ = ("name", "architecture", "fingerprint", "max_model_len", "vocab_size", "eos_token_ids", "dtype", "quantization", "default_sampling", "block_size", "num_blocks", "octavo_version", "grammar_engine", "carries_states")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -533,6 +533,7 @@ class ModelInfo(_message.Message):
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     OCTAVO_VERSION_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_ENGINE_FIELD_NUMBER: _ClassVar[int]
+    CARRIES_STATES_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     fingerprint: str
@@ -546,7 +547,8 @@ class ModelInfo(_message.Message):
     num_blocks: int
     octavo_version: str
     grammar_engine: str
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., octavo_version: _Optional[str] = ..., grammar_engine: _Optional[str] = ...) -> None: ...
+    carries_states: bool
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., octavo_version: _Optional[str] = ..., grammar_engine: _Optional[str] = ..., carries_states: _Optional[bool] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("request_id",)

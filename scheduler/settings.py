@@ -51,12 +51,15 @@ def core_settings(
         max_steps_in_flight=options.max_steps_in_flight,
         num_stages=options.pipeline_parallel_size,
         holds_constrained=holds_constrained,
-        max_forced_tokens=MAX_FORCED_TOKENS,
-        speculation=_speculation(options.speculative_config, drafter),
+        max_forced_tokens=0 if model.carries_states else MAX_FORCED_TOKENS,
+        carries_states=model.carries_states,
+        speculation=None if model.carries_states else _speculation(options.speculative_config, drafter),
         max_queued_requests=options.max_queued_requests,
         max_queued_tokens=options.max_queued_tokens,
     )
     _warn(settings)
+    if model.carries_states and options.speculative_config is not None:
+        log.warning("speculative_config has no effect: the layers of %s carry a state, so it has no drafts", model.name)
     return settings
 
 

@@ -4,9 +4,11 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from kernels.attention.recurrent.shape import RecurrentShape
 from kernels.elementwise.silu_mul import Activation
 from kernels.kv_cache.layout import LatentShape
 from kernels.moe.routing import Scoring
+from kernels.shard import Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +195,29 @@ class LibraryConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecurrenceConfig:
+    """Layers that carry a state from token to token in place of attention, the same for all such layers of a model. The
+    state is kept in the KV blocks: see worker.layers.kv_cache."""
+
+    # The sizes of all ranks together.
+    shape: RecurrentShape
+    # Per layer: True if it has a state in place of attention.
+    layers: tuple[bool, ...]
+    # The least and the most that a token's step may be.
+    steps: tuple[float, float] = (0.0, float("inf"))
+    # Biases on: the input and output projections; the convolution.
+    bias: bool = False
+    conv_bias: bool = False
+
+    def shape_of(self, shard: Shard) -> RecurrentShape:
+        """Returns the sizes of one rank's part: whole groups of heads. Raises ValueError if there are too few."""
+        groups = shard.of(self.shape.num_groups, "groups of heads that share keys (n_groups, linear_num_key_heads)")
+        num_groups = groups.stop - groups.start
+        num_heads = self.shape.num_heads // self.shape.num_groups * num_groups
+        return replace(self.shape, num_heads=num_heads, num_groups=num_groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingDefaults:
     """Sampling defaults from generation_config.json; None where it has none."""
 
@@ -270,6 +295,10 @@ class ModelConfig:
     latent: LatentConfig | None = None
     # None: the layers of an own family compute the model.
     library: LibraryConfig | None = None
+    # None: every layer has attention.
+    recurrence: RecurrenceConfig | None = None
+    # Results of attention are multiplied by the sigmoid of gates, which the query projection has beside each head.
+    attention_gate: bool = False
     # Layers for multi-token prediction that the checkpoint holds after the model's own.
     num_mtp_layers: int = 0
     # Name prefixes of tensors that a checkpoint may hold and the model does not use.
@@ -294,6 +323,7 @@ class ModelConfig:
         assert len(self.layer_windows) == self.num_layers
         assert len(self.layer_chunks) in (0, self.num_layers)
         assert len(self.rope_layers) in (0, self.num_layers)
+        assert self.recurrence is None or len(self.recurrence.layers) == self.num_layers
 
     @property
     def longest_context(self) -> int:
@@ -347,7 +377,11 @@ class ModelConfig:
     def attention_span_of(self, layer: int) -> AttentionSpan:
         return AttentionSpan(self.layer_windows[layer], self.layer_chunks[layer] if self.layer_chunks else 0)
 
+    def has_state(self, layer: int) -> bool:
+        """True if the layer carries a state from token to token, in place of attention."""
+        return self.recurrence is not None and self.recurrence.layers[layer]
+
     @property
     def attention_spans(self) -> frozenset[AttentionSpan]:
-        """The distinct spans of all layers."""
-        return frozenset(self.attention_span_of(layer) for layer in range(self.num_layers))
+        """The distinct spans of all layers with attention."""
+        return frozenset(self.attention_span_of(layer) for layer in range(self.num_layers) if not self.has_state(layer))

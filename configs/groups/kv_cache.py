@@ -10,8 +10,11 @@ from configs.groups.field import CACHE, as_number, option
 class CacheOptions(BaseModel):
     """Part of configs.options.Options, which validates all groups."""
 
-    block_size: Annotated[Literal[8, 16, 32, 64, 128], BeforeValidator(as_number)] = option(
-        CACHE, 16, "Tokens per KV block; 64 and 128 on GPUs only."
+    block_size: Annotated[Literal[8, 16, 32, 64, 128, 256, 512, 1024], BeforeValidator(as_number)] = option(
+        CACHE,
+        16,
+        "Tokens per KV block; 64 and 128 on GPUs only. Models with layers that carry a state (Mamba-2, Qwen3-Next) "
+        "take any size, and one that fits their states if none is given.",
     )
     kv_cache_memory: float = option(
         CACHE,

@@ -31,6 +31,7 @@ class Op(enum.IntEnum):
     PLAN_ATTENTION = 5
     ZERO = 6
     ADD_RMS_NORM = 7
+    RECURRENT = 8
 
 
 class CallStruct(ctypes.Structure):
@@ -50,6 +51,7 @@ class CallStruct(ctypes.Structure):
         ("size", c_int64),
         ("scale", c_float),
         ("soft_cap", c_float),
+        ("mixed", c_void_p),
     )
 
 
@@ -168,6 +170,7 @@ class NativeKernels:
             functions.octavo_attention,
             c_void_p, c_void_p, c_int64, c_void_p, c_float, c_float, c_void_p, c_void_p,
         )  # fmt: skip
+        self._recurrent = _typed(functions.octavo_recurrent, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p)
         self._replay = _typed(functions.octavo_replay, c_void_p, c_int64, c_int64, c_void_p)
         self._recording: Recording | None = None
         self._times: KernelTimes | None = None
@@ -246,6 +249,12 @@ class NativeKernels:
         """Makes the step's list of work items. tile_rows: query heads of a tile."""
         with self._observed(CallStruct(op=Op.PLAN_ATTENTION, operation=step, size=tile_rows)):
             self._plan_attention(step, tokens, tile_rows)
+
+    def recurrent(self, layer: int, x: int, tokens: int, cache: int, mixed: int, y: int) -> None:
+        """Computes a layer with a state a sequence. mixed: memory for the convolved channels."""
+        call = CallStruct(op=Op.RECURRENT, operation=layer, input=x, cache=cache, mixed=mixed, output=y)
+        with self._observed(call):
+            self._recurrent(layer, x, tokens, cache, mixed, y)
 
     def replay(self, recording: Recording, num_tokens: int) -> None:
         """Replays recorded calls with num_tokens tokens."""

@@ -44,7 +44,7 @@ def write_options(options: Options, directory: Path) -> Path:
     path = directory / "options.yaml"
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        yaml.safe_dump(options.model_dump(mode="json"), file, sort_keys=False)
+        yaml.safe_dump(options.as_file(), file, sort_keys=False)
     return path
 
 

@@ -1,6 +1,7 @@
 """The machine as checks see it: the options, what nvidia-smi lists, and what PyTorch says in a process of its own."""
 
 import csv
+import json
 import os
 import re
 import shutil
@@ -111,7 +112,7 @@ def _run_probe(options: Options, timeout: float) -> dict[str, Reading]:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(_ROOT))))
     try:
         result = subprocess.run(
-            command, input=options.model_dump_json().encode(), env=environment, capture_output=True,
+            command, input=json.dumps(options.as_file()).encode(), env=environment, capture_output=True,
             timeout=timeout, check=False,
         )  # fmt: skip
         answers, failure = result.stdout, _ending(result.returncode, result.stderr)

@@ -42,6 +42,8 @@ class ModelFacts(BaseModel):
     quantization: str
     weight_bytes: int
     block_bytes: int
+    # Tokens of a block.
+    block_size: int
     context: int
 
 
@@ -112,17 +114,21 @@ def read_model(options: Options) -> Reading:
 
     from worker.errors import PermanentError
     from worker.layers.kv_cache import KVCache
-    from worker.models.info import longest_sequence, model_dtype
+    from worker.models.info import check_states, longest_sequence, model_dtype, refuse_states_on_gpus, with_block_size
     from worker.models.loader import config_of
     from worker.parallel.axes import shard_of, stage_of
 
     files = _config_files(options.model)
     config, made_for = config_of(files, options.model_impl)
+    dtype, on_gpu = model_dtype(options), _on_gpu(options)
     try:
         longest_sequence(options, config)
+        check_states(options, config)
+        if on_gpu:
+            refuse_states_on_gpus(options, config)
+        block_size = with_block_size(options, config, dtype, on_gpu=on_gpu).block_size
     except PermanentError as error:
         return Reading(reader="model", refusal=str(error))
-    dtype, on_gpu = model_dtype(options), _on_gpu(options)
     offered = ("fp8", "int4") if on_gpu else ("int8", "int4")
     quantization = options.quantization
     if quantization == "auto":
@@ -136,12 +142,13 @@ def read_model(options: Options) -> Reading:
     kv_dtype = torch.float8_e4m3fn if options.kv_cache_dtype in ("fp8", "fp8_e4m3") else dtype
     if options.kv_cache_dtype == "bfloat16":
         kv_dtype = torch.bfloat16
-    block_bytes = KVCache.block_bytes(config, options.block_size, kv_dtype, shard_of(options, 0), stage_of(options, 0))
+    block_bytes = KVCache.block_bytes(config, block_size, kv_dtype, shard_of(options, 0), stage_of(options, 0))
     facts = ModelFacts(
         name=files.name,
         quantization=quantization,
         weight_bytes=num_bytes,
         block_bytes=block_bytes,
+        block_size=block_size,
         context=config.max_position_embeddings,
     )
     return Reading(reader="model", model=facts)

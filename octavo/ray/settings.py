@@ -69,5 +69,5 @@ def _addresses(options: Options, place: tuple[str, int]) -> dict[str, object]:
 
 
 def _yaml(options: Options, **changes: object) -> str:
-    values = options.model_copy(update={**changes, "runtime_dir": DIRECTORY}).model_dump(mode="json")
+    values = options.model_copy(update={**changes, "runtime_dir": DIRECTORY}).as_file()
     return yaml.safe_dump(values, sort_keys=False)

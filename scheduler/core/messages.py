@@ -80,6 +80,9 @@ class CoreSettings:
     # None: no drafts but forced tokens, of a sequence with a constraint at most max_forced_tokens in one step.
     speculation: Speculation | None = None
     max_forced_tokens: int = 16
+    # Layers carry a state from token to token, which workers keep as it is after a block's last token: what a sequence
+    # finds again is cut to whole blocks.
+    carries_states: bool = False
     max_queued_requests: int = 2048
     max_queued_tokens: int = 4_194_304
     # Number of finished requests whose timelines are kept for `explain`.

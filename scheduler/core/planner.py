@@ -249,7 +249,7 @@ class Planner:
         shared = state.prefix_cache.match(sequence)
         num_tokens, num_shared = sequence.num_tokens, len(shared) * block_size
         # At least one token must be computed: the next one is sampled from its logits.
-        num_found = max(num_shared, min(sequence.num_swapped_tokens, num_tokens - 1))
+        num_found = max(num_shared, self._num_swapped(sequence))
         count = chunking.bound(num_tokens - num_found, num_tokens)
         if not count:
             return False
@@ -277,6 +277,12 @@ class Planner:
         self._note(sequence, Moment.ADMITTED if is_new else Moment.RESUMED, now, num_found)
         self._compute_prefill(sequence, count, draft, chunking, now)
         return True
+
+    def _num_swapped(self, sequence: Sequence) -> int:
+        """Tokens of a waiting sequence that need not be computed again, as far as host blocks have them."""
+        num_swapped, settings = min(sequence.num_swapped_tokens, sequence.num_tokens - 1), self._state.settings
+        # The state in a block that is not full may be that of tokens which were not known when it was swapped out.
+        return num_swapped - num_swapped % settings.block_size if settings.carries_states else num_swapped
 
     def _count_first_run(self, sequence: Sequence, num_found: int) -> None:
         group, stats = sequence.group, self._state.stats

@@ -296,6 +296,8 @@ class Results:
         # A sequence whose next step is in flight already has no use for drafts, unless it waits for more of them.
         if sequence is None or not sequence.is_decoding:
             return
+        if not state.settings.max_forced_tokens and sequence.group.request.is_constrained:
+            return
         decodes = state.decodes
         known = decodes.num_known(sequence)
         is_free = decodes.num_planned(sequence) == known

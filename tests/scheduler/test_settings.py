@@ -51,6 +51,18 @@ def test_prompts_that_whole_prefills_cannot_take_are_told_of_at_start(caplog: py
     assert "max_num_batched_tokens=512 is below max_model_len=4000: prompts of more than 512 tokens are" in warning
 
 
+def test_layers_that_carry_a_state_get_no_drafts(caplog: pytest.LogCaptureFixture):
+    model = inference_pb2.ModelInfo()
+    model.CopyFrom(MODEL)
+    model.carries_states = True
+    settings = core_settings(Options(), model)
+    assert (settings.carries_states, settings.max_forced_tokens, settings.speculation) == (True, 0, None)
+    assert not caplog.messages
+    settings = core_settings(Options(speculative_config={"method": "ngram"}), model)  # type: ignore[arg-type]
+    assert settings.speculation is None
+    assert "speculative_config has no effect: the layers of" in caplog.text
+
+
 def test_swap_without_host_blocks_is_told_of(caplog: pytest.LogCaptureFixture):
     core_settings(Options(preemption_mode="swap"), MODEL, 1)
     assert not caplog.messages

@@ -14,7 +14,7 @@ from octavo.doctor.probe import ModelFacts, Reading, TorchFacts
 from tests.support.up import environment
 
 GIB = 2**30
-MODEL = ModelFacts(name="small", quantization="none", weight_bytes=GIB, block_bytes=2**20, context=8192)
+MODEL = ModelFacts(name="small", quantization="none", weight_bytes=GIB, block_bytes=2**20, block_size=16, context=8192)
 
 
 def machine(torch: TorchFacts | None = None, model: ModelFacts = MODEL, **options: Any) -> Machine:

@@ -22,6 +22,7 @@ from worker.models.drafting.draft_files import find_draft_model
 from worker.models.drafting.drafter import Drafter
 from worker.models.heads.source import find_head
 from worker.models.info import (
+    check_states,
     cpu_kernels,
     log_ready,
     make_rows,
@@ -30,6 +31,7 @@ from worker.models.info import (
     resolve_max_model_len,
     resolve_num_blocks,
     resolve_num_swap_blocks,
+    with_block_size,
 )
 from worker.models.loader import load_model
 from worker.parallel.axes import axes_of, experts_of, shard_of, stage_of
@@ -63,6 +65,8 @@ def build_cpu_runner(
 
     def make_backend(config: ModelConfig) -> Backend:
         check_experts(options, config)
+        check_states(options, config)
+        with_block_size(options, config, dtype)
         return replace(cpu_backend(dtype, config.head_size), shard=shard, stage=stage, experts=experts)
 
     loaded = load_model(
@@ -77,6 +81,7 @@ def build_cpu_runner(
         progress=progress,
     )
     backend = loaded.model.backend
+    options = with_block_size(options, loaded.config, backend.kv_cache_dtype)
     _log.info(
         "weights are loaded, in %.2f s: %.2f GiB, quantization %s, computed by %s",
         time.monotonic() - start, loaded.model.weight_bytes / 2**30, loaded.quantization, backend.name,

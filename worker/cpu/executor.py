@@ -9,11 +9,12 @@ from typing import Protocol
 
 import torch
 
+from kernels.attention.recurrent import RecurrentStep
 from kernels.backend import Backend
 from kernels.linear import Stream
 from kernels.native.library import Recording
 from kernels.sampling import TokenMasks
-from worker.layers.attention_plans import CpuAttentionPlans
+from worker.layers.attention_plans import CpuAttentionPlans, step_rows
 from worker.layers.forward_context import (
     ExpertLoad,
     ForwardContext,
@@ -110,6 +111,7 @@ class CpuExecutor:
         self._workspace = Workspace(backend)
         self._kept = KeptStates(kept_layers, backend) if kept_layers else None
         self._plans = CpuAttentionPlans(config, backend)
+        self._recurrent_step = None if config.recurrence is None else RecurrentStep(backend)
         self._forward, self._greedy = (Replay(backend, records=model.is_recordable) for _ in range(2))
 
     def incoming(self, num_tokens: int) -> torch.Tensor:
@@ -167,6 +169,8 @@ class CpuExecutor:
 
     def _compute(self, batch: InputBatch, kv_cache: KVCache) -> Stream:
         model, workspace = self.model, self._workspace
+        if self._recurrent_step is not None and batch.num_tokens:
+            self._recurrent_step.update(step_rows(batch, kv_cache))
         context = ForwardContext(
             kv_cache=kv_cache,
             slots_T=batch.slots_T,
@@ -179,6 +183,7 @@ class CpuExecutor:
             num_tokens_D=batch.num_tokens_D or (batch.num_tokens,),
             expert_load=self.expert_load,
             kept_states=self._kept,
+            recurrent_step=self._recurrent_step,
         )
         with forward_context(context):
             return model.forward(batch.token_ids_T)

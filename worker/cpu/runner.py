@@ -22,7 +22,7 @@ from worker.step.batch import InputBatch, build_batch
 from worker.step.inputs import BatchRows
 from worker.step.masks import begin_masks, find_forced, step_masks
 from worker.step.results import ScoredPrompt, StepTokens, put_columns, sample_rows, scored_prompts
-from worker.step.rows import Rows, planned_swaps
+from worker.step.rows import PlanError, Rows, planned_swaps
 from worker.step.runner import DoneResult
 from worker.step.warm_up import warm_up_plans
 
@@ -47,6 +47,18 @@ class SwapSpace:
         for layer, host in zip(self._layers, self._hosts, strict=True):
             block_copy(layer, host, sources_out, targets_out)
             block_copy(host, layer, sources_in, targets_in)
+
+
+def _check_states(plan: step_pb2.StepPlan, block_size: int) -> None:
+    """Raises PlanError for what states cannot do: a block holds that after its last computed token, and no other."""
+    if plan.num_drafts:
+        raise PlanError("num_drafts: the layers carry a state from token to token, which cannot go back over a draft")
+    for new in plan.new_rows:
+        if new.num_computed_tokens % block_size:
+            raise PlanError(
+                f"new_rows: row {new.row} has num_computed_tokens={new.num_computed_tokens}: layers that carry a state "
+                f"go on at whole blocks of {block_size} tokens"
+            )
 
 
 # The most rows of a step whose result waits for the forced tokens after it. Results of larger steps have those that
@@ -142,6 +154,8 @@ class Runner:
         if traffic is not None:
             expected = expected or traffic.expect(plan)
             traffic.settle(plan)
+        if self.model_info.carries_states:
+            _check_states(plan, rows.block_size)
         self._swap_space.apply(plan)
         rows.apply(plan)
         if self._drafter is not None:

@@ -35,7 +35,16 @@ from worker.models.drafting.draft_files import DraftSource, find_draft_model
 from worker.models.drafting.draft_model import DraftModel
 from worker.models.drafting.loading import LoadedDraft, load_draft
 from worker.models.heads.source import refuse_heads
-from worker.models.info import gpu_kernels, log_ready, make_rows, model_dtype, model_info, resolve_max_model_len
+from worker.models.info import (
+    gpu_kernels,
+    log_ready,
+    make_rows,
+    model_dtype,
+    model_info,
+    refuse_states_on_gpus,
+    resolve_max_model_len,
+    with_block_size,
+)
 from worker.models.loader import LoadedModel, config_of, load_model
 from worker.models.registry import model_of
 from worker.parallel.axes import axes_of, experts_of, shard_of
@@ -184,6 +193,8 @@ def build_gpu_runner(
 
 
 def _check_heads(options: Options, config: ModelConfig) -> None:
+    refuse_states_on_gpus(options, config)
+    with_block_size(options, config, model_dtype(options), on_gpu=True)
     if config.latent is not None:
         try:
             config.latent.shape(config.num_heads).check_for_gpus()

@@ -10,6 +10,17 @@ from worker.model_config import AttentionSpan, LatentConfig, ModelConfig
 from worker.step.batch import GpuBatch, InputBatch
 
 
+def step_rows(batch: InputBatch, kv_cache: KVCache) -> StepRows:
+    """The rows of a step on a CPU."""
+    return StepRows(
+        query_starts=batch.query_starts,
+        context_lens=batch.context_lens_S,
+        block_tables=batch.block_tables_SB,
+        block_size=kv_cache.block_size,
+        cache_dtype=kv_cache.dtype,
+    )
+
+
 class CpuAttentionPlans:
     def __init__(self, config: ModelConfig, backend: Backend) -> None:
         self._planners: dict[AttentionSpan, AttentionPlanner | MlaPlanner]
@@ -21,16 +32,12 @@ class CpuAttentionPlans:
 
     def __call__(self, batch: InputBatch, kv_cache: KVCache) -> dict[AttentionSpan, AttentionPlan]:
         """Returns the step's plans, valid until the next call."""
+        if not self._planners:
+            return {}
         context = batch.max_blocks * kv_cache.block_size
         for planner in self._planners.values():
             planner.reserve(num_queries=batch.max_tokens, num_rows=batch.max_rows, context=context)
-        step = StepRows(
-            query_starts=batch.query_starts,
-            context_lens=batch.context_lens_S,
-            block_tables=batch.block_tables_SB,
-            block_size=kv_cache.block_size,
-            cache_dtype=kv_cache.layers[0].dtype,
-        )
+        step = step_rows(batch, kv_cache)
         return {span: planner.plan(step) for span, planner in self._planners.items()}
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from kernels.attention.plan import AttentionPlan
+from kernels.attention.recurrent import RecurrentStep
 from kernels.backend import Backend
 from kernels.elementwise.embedding.torch_cpu import embedding
 from kernels.linear import Residual, Stream
@@ -188,6 +189,8 @@ class ForwardContext:
     expert_load: ExpertLoad | None = None
     # None: nobody needs the states before a layer.
     kept_states: KeptStates | None = None
+    # None: no layer carries a state from token to token.
+    recurrent_step: RecurrentStep | None = None
 
     def keep_states(self, layer: int, x_TE: Stream) -> None:
         """See KeptStates.keep."""

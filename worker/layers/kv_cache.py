@@ -50,6 +50,8 @@ class LocalHeads:
 
 BLOCK_SIZES = (8, 16, 32)
 GPU_BLOCK_SIZES = (*BLOCK_SIZES, 64, 128)
+# For models with layers that carry a state: each block has a slot for it, so large states need large blocks.
+STATE_BLOCK_SIZES = (*GPU_BLOCK_SIZES, 256, 512, 1024)
 
 
 class KVCache:
@@ -61,12 +63,15 @@ class KVCache:
     On a GPU it is [num_blocks, 2, num_kv_heads, block_size, head_size]: kernels/kv_cache/layout.py.
     With latent attention it is [num_blocks, block_size, latent size + rope size], for all heads, on each rank:
     kernels/kv_cache/layout.py.
+    A layer that carries a state from token to token has [num_blocks, numbers of a state], float32: the state after the
+    last token that is computed in the block (kernels/attention/recurrent/recurrent.h). It no longer changes once the
+    block is full, so whatever finds a full block finds the state to go on from.
     Block 0 is the null block: it pads block tables, is never allocated, and stays finite.
     """
 
     def __init__(self, config: ModelConfig, *, num_blocks: int, block_size: int, backend: Backend) -> None:
         """num_blocks counts the null block. Raises ValueError for a block size or count that cannot work."""
-        block_sizes = BLOCK_SIZES if backend.gpu is None else GPU_BLOCK_SIZES
+        block_sizes = block_sizes_of(config, on_gpu=backend.gpu is not None)
         if block_size not in block_sizes:
             raise ValueError(f"block_size={block_size} must be one of {', '.join(map(str, block_sizes))}")
         if num_blocks < 2:
@@ -74,14 +79,18 @@ class KVCache:
         self.block_size = block_size
         numbers = backend.stage.layers(config.num_layers)
         self._first_layer = numbers.start
-        dtype = backend.kv_cache_dtype
-        block_shape = _block_shape(config, block_size, backend.shard, on_gpu=backend.gpu is not None)
+        # The dtype of keys and values.
+        self.dtype = backend.kv_cache_dtype
+        on_gpu = backend.gpu is not None
+        layers = [_layer(config, number, block_size, self.dtype, backend.shard, on_gpu=on_gpu) for number in numbers]
         # Zeros, not empty: attention multiplies masked entries by a weight of 0, and 0 * NaN is NaN. On a GPU, masked
         # entries are not read, but zeroing allocates the memory now rather than in some step.
         if backend.gpu is not None:
-            self.layers = [torch.zeros((num_blocks, *block_shape), dtype=dtype, device=backend.device) for _ in numbers]
+            self.layers = [
+                torch.zeros((num_blocks, *shape), dtype=dtype, device=backend.device) for shape, dtype in layers
+            ]
         else:
-            self.layers = [huge_zeros((num_blocks, *block_shape), dtype) for _ in numbers]
+            self.layers = [huge_zeros((num_blocks, *shape), dtype) for shape, dtype in layers]
 
     def of_layer(self, number: int) -> torch.Tensor:
         """The cache of one of the stage's layers; layers are numbered as in the whole model."""
@@ -97,8 +106,8 @@ class KVCache:
         config: ModelConfig, block_size: int, dtype: torch.dtype, shard: Shard = WHOLE, stage: Stage = ALL_LAYERS
     ) -> int:
         """Bytes of one block over all layers of a stage, on one rank."""
-        num_layers = len(stage.layers(config.num_layers))
-        return num_layers * math.prod(_block_shape(config, block_size, shard)) * dtype.itemsize
+        layers = (_layer(config, number, block_size, dtype, shard) for number in stage.layers(config.num_layers))
+        return sum(math.prod(shape) * each.itemsize for shape, each in layers)
 
     @staticmethod
     def num_blocks_for(
@@ -133,6 +142,37 @@ class DrafterBlocks:
 
     block_bytes: int
     num_spare: int
+
+
+def block_sizes_of(config: ModelConfig, *, on_gpu: bool) -> tuple[int, ...]:
+    """The block sizes that work for a model."""
+    if config.recurrence is not None:
+        return STATE_BLOCK_SIZES
+    return GPU_BLOCK_SIZES if on_gpu else BLOCK_SIZES
+
+
+def automatic_block_size(config: ModelConfig, dtype: torch.dtype, least: int) -> int:
+    """Returns the smallest size from `least` on with which a block's states take no more memory than its KV, or 512 if
+    that is less. Larger blocks hold more tokens for each state; smaller ones find longer common prefixes. Every rank
+    gets the same size. dtype: of keys and values."""
+    if config.recurrence is None:
+        return least
+    with_one, with_two = (KVCache.block_bytes(config, size, dtype) for size in (1, 2))
+    kv, most = with_two - with_one, max(least, _MOST_AUTOMATIC)
+    sizes = (size for size in STATE_BLOCK_SIZES if least <= size < most)
+    return next((size for size in sizes if with_one - kv <= size * kv), most)
+
+
+_MOST_AUTOMATIC = 512
+
+
+def _layer(
+    config: ModelConfig, number: int, block_size: int, dtype: torch.dtype, shard: Shard, *, on_gpu: bool = False
+) -> tuple[tuple[int, ...], torch.dtype]:
+    """Returns the shape of a layer's block on one rank, and the dtype of its numbers."""
+    if config.recurrence is not None and config.has_state(number):
+        return (config.recurrence.shape_of(shard).slot,), torch.float32
+    return _block_shape(config, block_size, shard, on_gpu=on_gpu), dtype
 
 
 def _block_shape(config: ModelConfig, block_size: int, shard: Shard, *, on_gpu: bool = False) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from kernels.shard import ALL_LAYERS, WHOLE, Shard, Stage
 from protos import inference_pb2
 from runtime.wire import octavo_version
 from worker.errors import PermanentError
-from worker.layers.kv_cache import DrafterBlocks, KVCache
+from worker.layers.kv_cache import DrafterBlocks, KVCache, automatic_block_size, block_sizes_of
 from worker.model_config import ModelConfig
 from worker.models.loader import LoadedModel
 from worker.sampling.grammars import Grammars
@@ -114,6 +114,7 @@ def model_info(
         num_blocks=num_blocks,
         octavo_version=octavo_version(),
         grammar_engine="" if grammars is None else grammars.version,
+        carries_states=config.recurrence is not None,
     )
 
 
@@ -140,6 +141,44 @@ def log_ready(info: inference_pb2.ModelInfo, *, seconds: float, num_swap_blocks:
         info.name, info.architecture, info.dtype, seconds, info.num_blocks, info.block_size, num_swap_blocks,
         info.max_model_len, info.fingerprint,
     )  # fmt: skip
+
+
+def check_states(options: Options, config: ModelConfig) -> None:
+    """Raises PermanentError, naming the option, if the options ask for what a model whose layers carry a state from
+    token to token cannot do."""
+    if config.recurrence is None:
+        return
+    if options.speculative_config is not None:
+        raise PermanentError(
+            f"speculative_config: {config.architecture} has layers that carry a state from token to token, which "
+            "cannot go back over a rejected draft: leave speculative_config out"
+        )
+
+
+def refuse_states_on_gpus(options: Options, config: ModelConfig) -> None:
+    """Raises PermanentError for a model whose layers carry a state."""
+    if config.recurrence is not None:
+        raise PermanentError(
+            f"device={options.device}: {config.architecture} has layers that carry a state from token to token, which "
+            "are computed on CPUs only so far: use device=cpu"
+        )
+
+
+def with_block_size(options: Options, config: ModelConfig, dtype: torch.dtype, *, on_gpu: bool = False) -> Options:
+    """Returns the options with the block size that the model gets: the given one, or one that fits its states. dtype:
+    of keys and values. Raises PermanentError for a size that does not work."""
+    sizes = block_sizes_of(config, on_gpu=on_gpu)
+    if "block_size" not in options.model_fields_set:
+        if config.recurrence is None:
+            return options
+        return options.model_copy(update={"block_size": automatic_block_size(config, dtype, options.block_size)})
+    if options.block_size not in sizes:
+        where = "models with layers that carry a state" if on_gpu or options.block_size > 128 else "GPUs"
+        raise PermanentError(
+            f"block_size={options.block_size} is for {where} only: use {', '.join(map(str, sizes[:-1]))} or "
+            f"{sizes[-1]} on a {'GPU' if on_gpu else 'CPU'}"
+        )
+    return options
 
 
 def resolve_num_blocks(

@@ -12,6 +12,7 @@ from worker.models.families.gpt_oss import GPT_OSS
 from worker.models.families.granite import GRANITE, GRANITE_DENSE
 from worker.models.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3
 from worker.models.families.llama4 import LLAMA4
+from worker.models.families.mamba2 import MAMBA2
 from worker.models.families.mixtral import MIXTRAL, QWEN2_MOE, QWEN3_MOE
 from worker.models.families.olmo2 import OLMO2, OLMO3
 from worker.models.families.phi3 import PHI3
@@ -31,6 +32,7 @@ FAMILIES = (
     GRANITE_DENSE,
     LLAMA,
     LLAMA4,
+    MAMBA2,
     MISTRAL,
     MIXTRAL,
     OLMO2,

@@ -10,7 +10,6 @@ from worker.errors import PermanentError
 from worker.layers.forward_context import ExpertLoad
 from worker.step.runner import StepRunner
 
-_CPU_BLOCK_SIZES = (8, 16, 32)
 _ONLY_ON_GPUS = {
     "gpu_memory_utilization": "kv_cache_memory bounds the KV cache there",
     "enforce_eager": "there are no CUDA graphs",
@@ -31,11 +30,6 @@ def check_cpu_options(options: Options) -> None:
     if options.kv_cache_dtype == "bfloat16" and options.dtype == "float32":
         raise PermanentError(
             "kv_cache_dtype=bfloat16 with dtype=float32 is for GPUs only: on a CPU use auto, or dtype=bfloat16"
-        )
-    if options.block_size not in _CPU_BLOCK_SIZES:
-        raise PermanentError(
-            f"block_size={options.block_size} is for GPUs only: use {', '.join(map(str, _CPU_BLOCK_SIZES[:-1]))} or "
-            f"{_CPU_BLOCK_SIZES[-1]} on a CPU"
         )
     _warn(options, _ONLY_ON_GPUS, "on CPUs")
 

@@ -35,7 +35,7 @@ struct AttentionStep {
     int32_t* splits;  // [num_splits][5]: see Split
     int64_t table_stride, num_items, num_splits, num_partials;  // a partial: the sums of a query over a segment
     int32_t heads, kv_heads, head_size;
-    int32_t block_size;  // a power of 2 from 8 to 64
+    int32_t block_size;  // a power of 2 from 8 on
     int32_t window;  // positions that a query sees, its own included; 0: all before it
     int32_t attention_chunk;  // positions per chunk, of which a query sees only its own; 0: no chunks
     int32_t bf16_cache;

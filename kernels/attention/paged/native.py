@@ -75,7 +75,8 @@ class NativeAttentionPlan:
         num_tokens, num_rows = int(step.query_starts[-1]), len(step.context_lens)
         self.reserve(num_queries=num_tokens, num_rows=num_rows, context=step.block_tables.shape[1] * step.block_size)
         self._step = step
-        assert step.block_size in (8, 16, 32)
+        assert step.block_size >= 8
+        assert step.block_size.bit_count() == 1
         step.fill(self._struct)
         self._kernels.plan_attention(ctypes.addressof(self._struct), num_tokens, ROWS_PER_TILE)
 

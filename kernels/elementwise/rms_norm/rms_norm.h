@@ -9,8 +9,8 @@
 
 namespace octavo {
 
-// 1 / sqrt(mean(x^2) + eps), always summed in the same order.
-inline float inverse_rms(const float* x, int64_t size, float eps) {
+// The sum of x^2, always in the same order.
+inline float sum_of_squares(const float* x, int64_t size) {
     V8 a = V8::zero(), b = V8::zero();
     int64_t i = 0;
     for (; i + 16 <= size; i += 16) {
@@ -20,7 +20,12 @@ inline float inverse_rms(const float* x, int64_t size, float eps) {
     }
     float total = sum(a + b);
     for (; i < size; i++) total = std::fma(x[i], x[i], total);
-    return 1.0f / std::sqrt(total / static_cast<float>(size) + eps);
+    return total;
+}
+
+// 1 / sqrt(mean(x^2) + eps)
+inline float inverse_rms(const float* x, int64_t size, float eps) {
+    return 1.0f / std::sqrt(sum_of_squares(x, size) / static_cast<float>(size) + eps);
 }
 
 inline void put(float value, float& place) { place = value; }

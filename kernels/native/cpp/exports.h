@@ -8,6 +8,7 @@
 #include "../../attention/latent/mla_attention.h"
 #include "../../attention/paged/attention.h"
 #include "../../attention/paged/work.h"
+#include "../../attention/recurrent/recurrent.h"
 #include "../../elementwise/rope/cos_sin_table.h"
 #include "../../kv_cache/write/rope_cache_write.h"
 #include "../../sampling/draw.h"
@@ -128,6 +129,12 @@ OCTAVO_EXPORT void octavo_mla_attention(const MlaStep* step, const float* q, con
                                         float* out) {
     if (step->bf16_cache) return mla_attention(*step, q, static_cast<const bf16*>(cache), scale, out);
     mla_attention(*step, q, static_cast<const float*>(cache), scale, out);
+}
+
+OCTAVO_EXPORT void octavo_recurrent(const RecurrentLayer* layer, const float* x, int64_t tokens, float* cache,
+                                    float* mixed, float* y) {
+    if (layer->rule == kDelta) return recurrent<kDelta>(*layer, x, tokens, cache, mixed, y);
+    recurrent<kMamba2>(*layer, x, tokens, cache, mixed, y);
 }
 
 OCTAVO_EXPORT void octavo_draw(const Draws* all, int64_t* tokens) { draws(*all, tokens); }

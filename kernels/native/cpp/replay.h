@@ -10,10 +10,11 @@ namespace {
 // steps is behind the pointers.
 struct Call {
     enum Op : int32_t {
-        kLinear, kRopeCacheWrite, kAttention, kEmbedding, kCosSinTable, kPlanAttention, kZero, kAddRmsNorm
+        kLinear, kRopeCacheWrite, kAttention, kEmbedding, kCosSinTable, kPlanAttention, kZero, kAddRmsNorm,
+        kRecurrent
     } op;
     int32_t variant;  // a linear's epilogue; 1 for embeddings in bf16
-    void* operation;  // Linear, RopeCacheWrite, AttentionStep, CosSinTable, or the weights of a norm
+    void* operation;  // Linear, RopeCacheWrite, AttentionStep, CosSinTable, RecurrentLayer, or the weights of a norm
     void* input;
     void* output;
     void* cache;
@@ -24,6 +25,7 @@ struct Call {
     int64_t size;  // of a row; attention's input: its token stride; a plan: rows of a tile
     float scale;  // of attention and embeddings; a norm's eps
     float soft_cap;  // of attention's scores; 0: none
+    float* mixed;  // recurrent: memory for the convolved channels
 };
 
 inline void run(const Call& call, int64_t tokens) {
@@ -50,6 +52,9 @@ inline void run(const Call& call, int64_t tokens) {
         case Call::kAddRmsNorm:
             return octavo_add_rms_norm(input, static_cast<const float*>(call.operation), call.scale, tokens, call.size,
                                        output);
+        case Call::kRecurrent:
+            return octavo_recurrent(static_cast<const RecurrentLayer*>(call.operation), input, tokens,
+                                    static_cast<float*>(call.cache), call.mixed, output);
     }
 }
 

@@ -117,14 +117,14 @@ def _check_sequences(machine: Machine, model: ModelFacts) -> Iterator[Check]:
     if machine.on_gpu:
         return
     blocks = options.num_blocks_override or int(options.kv_cache_memory * 2**30) // model.block_bytes - 1
-    tokens, longest = blocks * options.block_size, options.max_model_len or model.context
+    tokens, longest = blocks * model.block_size, options.max_model_len or model.context
     if blocks < 1:
         found = (
             f"kv_cache_memory={options.kv_cache_memory:g} GiB holds no KV block of {model.block_bytes / 2**20:.3g} MiB"
         )
         yield problem("KV cache", found, f"use kv_cache_memory={2.01 * model.block_bytes / 2**30:.3g} or more")
     elif tokens < longest:
-        enough = (-(-longest // options.block_size) + 1) * model.block_bytes / 2**30
+        enough = (-(-longest // model.block_size) + 1) * model.block_bytes / 2**30
         worse = problem if options.max_model_len else note
         found = f"each replica's holds {tokens:,} tokens, less than one sequence of {longest:,}"
         yield worse("KV cache", found, f"use kv_cache_memory={enough + 0.005:.2f}, or max_model_len={tokens}")

@@ -60,6 +60,18 @@ def test_a_sequence_waits_for_the_step_in_flight_if_enough_tokens_are_forced(num
     core.check_integrity()
 
 
+def test_nothing_is_forced_where_layers_carry_a_state() -> None:
+    """Their states cannot go back over a draft that is rejected. A sequence does not wait for drafts either."""
+    core, _ = begun(carries_states=True, max_forced_tokens=0)
+    core.apply(make_result(1, (1, 0, 5), (2, 0, 6), drafts={1: (7, 8, 9, 10)}), 0.0)
+    assert rows_of(core.schedule(0.0)) == [0, 1]
+    core.apply(make_result(2, (1, 1, 7), (2, 1, 6), drafts={1: (8, 9, 10)}), 0.0)
+    plan = core.schedule(0.0)
+    assert rows_of(plan) == [0, 1]
+    assert plan is not None
+    assert not plan.drafts
+
+
 def test_a_core_that_is_restored_goes_on_waiting() -> None:
     core, _ = begun()
     core.apply(make_result(1, (1, 0, 5), (2, 0, 6), drafts={1: (7, 8, 9)}), 0.0)

@@ -22,6 +22,8 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    Mamba2Config,
+    Mamba2ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
@@ -103,6 +105,16 @@ def _gemma3() -> PreTrainedModel:
     )
 
 
+def _mamba2() -> PreTrainedModel:
+    ends: dict[str, Any] = {name: _SHAPE[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    return Mamba2ForCausalLM(
+        Mamba2Config(
+            **ends, vocab_size=VOCAB_SIZE, hidden_size=32, num_hidden_layers=4, num_heads=8, head_dim=8, state_size=12,
+            n_groups=4, chunk_size=8,
+        )
+    )  # fmt: skip
+
+
 def _qwen3_moe() -> PreTrainedModel:
     experts: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**_SHAPE, **experts, norm_topk_prob=True, mlp_only_layers=[1]))
@@ -153,6 +165,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "glm4": lambda: Glm4ForCausalLM(Glm4Config(**_SHAPE)),
     "gpt-oss": _gpt_oss,
     "granite": _granite,
+    "mamba2": _mamba2,
     "olmo3": lambda: Olmo3ForCausalLM(Olmo3Config(**_SHAPE, sliding_window=_WINDOW)),
     "phi4": _phi4,
     "qwen2-moe": _qwen2_moe,

@@ -130,7 +130,6 @@ def test_fp8_needs_a_gpu_that_multiplies_it():
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype=fp8 is for GPUs only: use auto"),
         ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype=fp8_e4m3 is for GPUs only"),
         ({"kv_cache_dtype": "bfloat16", "dtype": "float32"}, "kv_cache_dtype=bfloat16 with dtype=float32"),
-        ({"block_size": 64}, "block_size=64 is for GPUs only: use 8, 16 or 32"),
     ],
 )
 def test_what_only_gpus_do_is_refused_on_cpus(changes: dict[str, Any], said: str):

@@ -50,6 +50,7 @@ from transformers import (
 from kernels import cpu_backend
 from runtime.model_files import resolve_model
 from tests.support.models.model_runs import ModelRun, relative_error, typical_error
+from tests.support.models.state_families import mamba2
 from worker.models.loader import LoadedModel, load_model
 
 SHAPE: dict[str, Any] = {
@@ -252,6 +253,7 @@ FAMILIES = (
     _llama3,
     _llama4,
     _llama_with_everything_optional,
+    mamba2,
     _mistral,
     _mixtral,
     _olmo2,

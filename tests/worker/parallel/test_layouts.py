@@ -32,6 +32,7 @@ SAMPLE = {
     "glm4": (_STAGES_2,),
     "gpt-oss": (_EXPERTS_4,),
     "granite": (_TENSOR_AND_STAGES,),
+    "mamba2": (_TENSOR_4, _TENSOR_AND_STAGES),
     "olmo3": (_TENSOR_2,),
     "phi4": (_TENSOR_2,),
     "qwen2-moe": (_EXPERTS_2,),

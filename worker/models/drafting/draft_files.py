@@ -54,6 +54,11 @@ def find_draft_model(
         raise PermanentError(f"speculative_config: {error}") from None
     except ValueError as error:
         raise PermanentError(f"speculative_config: model={asked.model!r}: {error}") from None
+    if config.recurrence is not None:
+        raise PermanentError(
+            f"speculative_config: model={asked.model!r} has layers that carry a state from token to token, which "
+            "cannot go back over a rejected draft: use a draft model without them"
+        )
     own_config, own_made_for = (config, made_for) if is_same else config_of(files, options.model_impl)
     dtypes = {"auto": model_dtype(options), "float32": torch.float32, "bfloat16": torch.bfloat16}
     dtype = dtypes[asked.dtype]
