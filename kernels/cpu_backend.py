@@ -13,12 +13,21 @@ from kernels.attention.paged.check import check as check_attention
 from kernels.attention.recurrent.check import check as check_recurrences
 from kernels.backend import Backend, native_backend, torch_backend
 from kernels.elementwise.rms_norm.check import check as check_rms_norm
+from kernels.elementwise.silu_mul.check import check as check_gates
 from kernels.linear.check import check as check_linear
 from kernels.native.build import BuildError, build, path_of_this_cpu
 from kernels.native.library import NativeKernels
 from kernels.sampling.check import check as check_draws
 
-_CHECKS = (check_linear, check_attention, check_latent_attention, check_recurrences, check_rms_norm, check_draws)
+_CHECKS = (
+    check_linear,
+    check_attention,
+    check_latent_attention,
+    check_recurrences,
+    check_rms_norm,
+    check_gates,
+    check_draws,
+)
 
 
 def check_kernels(kernels: NativeKernels) -> None:

@@ -142,6 +142,8 @@ class NativeKernels:
         self.pack = _typed(functions.octavo_pack, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
         # (step, q, cache, scale, out). Not recorded: steps of models with MLA never are.
         self.mla_attention = _typed(functions.octavo_mla_attention, c_void_p, c_void_p, c_void_p, c_float, c_void_p)
+        # (gates, count, x). Not recorded: steps of models with gated attention never are.
+        self.multiply_by_sigmoid = _typed(functions.octavo_multiply_by_sigmoid, c_void_p, c_int64, c_void_p)
         # (draws, tokens)
         self.draw = _typed(functions.octavo_draw, c_void_p, c_void_p)
         # (all rows and the batch, the rows that decode): see decode_rows.h, also for the results.

@@ -11,9 +11,10 @@ import torch
 
 from kernels.backend import Backend
 from kernels.elementwise.rope import interleave_rope_pairs
+from kernels.elementwise.silu_mul import multiply_by_sigmoid_
 from kernels.kv_cache.layout import KVScales
 from kernels.kv_cache.write import RopeCacheWrite
-from kernels.linear import Stream
+from kernels.linear import PackedLinear, Stream
 from worker.layers.forward_context import Workspace, current
 from worker.layers.kv_cache import LocalHeads
 from worker.layers.linear import linear_shapes, load_linear
@@ -105,19 +106,30 @@ class Attention:
         added_norm: AddedNorm | None = None,
     ) -> None:
         self._layer, self._added_norm = layer, added_norm
-        self._has_norm, self._dtype = norm is not None, backend.compute_dtype
+        self._has_norm, self._dtype, self._kernels = norm is not None, backend.compute_dtype, backend.native
         self._span, self._rope = config.attention_span_of(layer), config.rope_of(layer)
         self._scale, self.softcap = config.attention_scale, config.attention_soft_cap
         self._has_temperature = config.has_temperature(layer)
         eps = config.rms_norm_eps
 
         def heads(name: str, rows: torch.Tensor) -> torch.Tensor:
+            if config.attention_gate and name.endswith("q_proj"):
+                rows = _halves(rows, config.head_size)[0]
             if backend.gpu is not None or config.interleaved_rope or name.endswith("v_proj"):
                 return rows
             return interleave_rope_pairs(rows, config.head_size, config.rope_size)
 
         local = LocalHeads(config, backend.shard)
         names = {f"{prefix}.{kind}_proj": local.rows_of(kind) for kind in "qkv"}
+        # Gates of the result, before the output projection; None: there are none.
+        self._gate: PackedLinear | None = None
+        if config.attention_gate:
+            both = slice(2 * local.rows_of("q").start, 2 * local.rows_of("q").stop)
+            names[f"{prefix}.q_proj"] = both
+            self._gate = load_linear(
+                reader, [f"{prefix}.q_proj"], bias=config.qkv_bias, backend=backend, norm=norm, eps=eps,
+                reorder=lambda name, rows: _halves(rows, config.head_size)[1], outputs=lambda name: both,
+            )  # fmt: skip
         self._qkv = load_linear(
             reader, [*names], bias=config.qkv_bias, backend=backend, norm=norm, eps=eps, reorder=heads,
             outputs=names.__getitem__,
@@ -158,7 +170,12 @@ class Attention:
     def shapes(config: ModelConfig, prefix: str) -> dict[str, Shape]:
         """Returns the shapes of the tensors under the prefix, by name."""
         hidden, q, kv = config.hidden_size, config.num_heads * config.head_size, config.num_kv_heads * config.head_size
-        linears = {"q_proj": (hidden, q), "k_proj": (hidden, kv), "v_proj": (hidden, kv), "o_proj": (q, hidden)}
+        linears = {
+            "q_proj": (hidden, 2 * q if config.attention_gate else q),
+            "k_proj": (hidden, kv),
+            "v_proj": (hidden, kv),
+            "o_proj": (q, hidden),
+        }
         bias = ("q_proj", "k_proj", "v_proj") if config.qkv_bias else ()
         shapes = linear_shapes(prefix, linears, bias=(*bias, "o_proj") if config.attention_output_bias else bias)
         if config.qk_norm:
@@ -171,7 +188,7 @@ class Attention:
 
     @property
     def weight_bytes(self) -> int:
-        return self._qkv.num_bytes + self._o.num_bytes
+        return sum(linear.num_bytes for linear in (self._qkv, self._o, self._gate) if linear is not None)
 
     def add_to_(self, x_TE: Stream, inputs_TI: torch.Tensor | None = None) -> None:
         """Adds attention over the residual stream to the stream, in place, and writes the tokens' KV to the cache.
@@ -190,6 +207,9 @@ class Attention:
             assert context.query_temperature_T is not None
             heat_(q_THD, context.query_temperature_T)
         o_THD = context.between_graphs(partial(self._attend, q_THD))
+        if self._gate is not None:
+            gates_TF = self._gate(inputs, out=take("gates", num_tokens, self._gate.num_outputs))
+            multiply_by_sigmoid_(o_THD.flatten(1), gates_TF, self._kernels)
         add_sum_of_ranks_(x_TE, lambda part_TE: self._o.add_to_(part_TE, o_THD.flatten(1)), self._added_norm)
 
     def _attend(self, q_THD: torch.Tensor) -> torch.Tensor:
@@ -203,6 +223,12 @@ class Attention:
             soft_cap=self.softcap,
             sinks_H=self.sinks_H,
         )
+
+
+def _halves(rows: torch.Tensor, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the query projection's outputs, and those for gates, which it has beside each head."""
+    queries, gates = rows.unflatten(0, (-1, 2, head_size)).unbind(1)
+    return queries.flatten(0, 1), gates.flatten(0, 1)
 
 
 def kv_scales_of(reader: WeightReader, prefix: str, backend: Backend) -> KVScales | None:

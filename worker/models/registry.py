@@ -16,6 +16,7 @@ from worker.models.families.mamba2 import MAMBA2
 from worker.models.families.mixtral import MIXTRAL, QWEN2_MOE, QWEN3_MOE
 from worker.models.families.olmo2 import OLMO2, OLMO3
 from worker.models.families.phi3 import PHI3
+from worker.models.families.qwen3_next import QWEN3_NEXT
 from worker.models.family import Family, GgufFamily
 from worker.models.library.decoder import LibraryDecoder
 
@@ -42,6 +43,7 @@ FAMILIES = (
     QWEN2_MOE,
     QWEN3,
     QWEN3_MOE,
+    QWEN3_NEXT,
     SMOLLM3,
 )
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../../elementwise/embedding/embedding.h"
+#include "../../elementwise/silu_mul/gate.h"
 #include "../../linear/linear.h"
 #include "../../linear/dots/quantized.h"
 #include "../../attention/latent/mla_attention.h"
@@ -97,6 +98,10 @@ OCTAVO_EXPORT void octavo_embedding(const int64_t* ids, int64_t tokens, const vo
                                     float* out, int32_t is_bf16) {
     if (is_bf16) return embedding(ids, tokens, static_cast<const bf16*>(table), size, scale, out);
     embedding(ids, tokens, static_cast<const float*>(table), size, scale, out);
+}
+
+OCTAVO_EXPORT void octavo_multiply_by_sigmoid(const float* gates, int64_t count, float* x) {
+    multiply_by_sigmoid(gates, count, x);
 }
 
 OCTAVO_EXPORT void octavo_zero(float* x, int64_t rows, int64_t size) { std::fill(x, x + rows * size, 0.0f); }

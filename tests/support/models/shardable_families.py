@@ -43,6 +43,8 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -120,6 +122,17 @@ def _qwen3_moe() -> PreTrainedModel:
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**_SHAPE, **experts, norm_topk_prob=True, mlp_only_layers=[1]))
 
 
+def _qwen3_next() -> PreTrainedModel:
+    experts: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+    return Qwen3NextForCausalLM(
+        Qwen3NextConfig(
+            **{**_SHAPE, "head_dim": 16}, **experts, shared_expert_intermediate_size=48, linear_key_head_dim=12,
+            linear_value_head_dim=8, linear_num_key_heads=4, linear_num_value_heads=8,
+            layer_types=["linear_attention", "full_attention"] * 2,
+        )
+    )  # fmt: skip
+
+
 def _deepseek() -> PreTrainedModel:
     shape = {name: value for name, value in _SHAPE.items() if name not in ("head_dim", "num_key_value_heads")}
     attention: dict[str, Any] = {
@@ -169,9 +182,10 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "olmo3": lambda: Olmo3ForCausalLM(Olmo3Config(**_SHAPE, sliding_window=_WINDOW)),
     "phi4": _phi4,
     "qwen2-moe": _qwen2_moe,
+    "qwen3-next": _qwen3_next,
     "smollm3": lambda: SmolLM3ForCausalLM(SmolLM3Config(**_SHAPE, tie_word_embeddings=False)),
 }
-WITH_EXPERTS = ("llama4", "mixtral", "qwen2-moe", "qwen3-moe", "deepseek-v3", "gpt-oss")
+WITH_EXPERTS = ("llama4", "mixtral", "qwen2-moe", "qwen3-moe", "qwen3-next", "deepseek-v3", "gpt-oss")
 
 
 def make_model(family: str, directory: Path) -> PreTrainedModel:

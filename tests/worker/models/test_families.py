@@ -50,7 +50,7 @@ from transformers import (
 from kernels import cpu_backend
 from runtime.model_files import resolve_model
 from tests.support.models.model_runs import ModelRun, relative_error, typical_error
-from tests.support.models.state_families import mamba2
+from tests.support.models.state_families import mamba2, qwen3_next
 from worker.models.loader import LoadedModel, load_model
 
 SHAPE: dict[str, Any] = {
@@ -265,6 +265,7 @@ FAMILIES = (
     _qwen2_with_some_windows,
     _qwen3,
     _qwen3_moe_with_some_mlps,
+    qwen3_next,
     _smollm3,
 )
 

@@ -34,7 +34,7 @@ REQUESTS = [
 ]
 
 
-@pytest.fixture(scope="module", params=["mamba2"])
+@pytest.fixture(scope="module", params=["mamba2", "qwen3-next"])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, PreTrainedModel]:
     path = tmp_path_factory.mktemp("state") / request.param
     return path, make_model(request.param, path)

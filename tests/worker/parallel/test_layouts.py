@@ -36,6 +36,7 @@ SAMPLE = {
     "olmo3": (_TENSOR_2,),
     "phi4": (_TENSOR_2,),
     "qwen2-moe": (_EXPERTS_2,),
+    "qwen3-next": (_TENSOR_4, _STAGES_2, _EXPERTS_4),
     "smollm3": (_STAGES_4,),
 }
 

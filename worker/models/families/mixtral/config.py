@@ -28,7 +28,7 @@ def mixtral_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
 
 def qwen2_moe_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
     experts = replace(
-        _qwen_experts(raw, num_layers),
+        qwen_experts(raw, num_layers),
         shared_intermediate_size=int(raw["shared_expert_intermediate_size"]),
         has_shared_gate=True,
     )
@@ -46,7 +46,7 @@ def qwen3_moe_fields(raw: Mapping[str, Any], num_layers: int) -> dict[str, Any]:
         "rope": rope_from_config_json(raw),
         "layer_windows": windows_if_used(raw, num_layers),
         "qk_norm": True,
-        "experts": _qwen_experts(raw, num_layers),
+        "experts": qwen_experts(raw, num_layers),
     }
 
 
@@ -60,7 +60,7 @@ def qwen3_moe_from_gguf(config: ModelConfig, get: Any) -> ModelConfig:
     return replace(config, experts=experts_from_gguf(config, get, renormalize=True))
 
 
-def _qwen_experts(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig:
+def qwen_experts(raw: Mapping[str, Any], num_layers: int) -> ExpertsConfig:
     step, dense = int(raw.get("decoder_sparse_step", 1)), set(raw.get("mlp_only_layers") or ())
     return ExpertsConfig(
         # Newer files have num_local_experts.
