@@ -123,6 +123,7 @@ class Terms:
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    is_block_size_given: bool = True
 
     @classmethod
     def of(cls, options: Options) -> "Terms":
@@ -134,6 +135,7 @@ class Terms:
             max_num_seqs=options.max_num_seqs,
             max_num_batched_tokens=options.max_num_batched_tokens,
             max_model_len=options.max_model_len,
+            is_block_size_given="block_size" in options.model_fields_set,
         )
 
     def objection(self, hello: step_pb2.Hello, model: str) -> str | None:
@@ -172,7 +174,9 @@ class Terms:
             _compare(agreed, "this epoch of workers", before, "the one before it", {"num_blocks"})
         if not agreed.num_blocks:
             raise MembershipError("num_blocks is 0: the KV cache has no room for a block; raise kv_cache_memory")
-        if agreed.block_size != self.block_size:
+        # Workers choose the size for layers that carry a state, unless one is given.
+        is_free = agreed.carries_states and not self.is_block_size_given
+        if agreed.block_size != self.block_size and not is_free:
             raise MembershipError(f"block_size is {agreed.block_size} at the workers, not {self.block_size}")
         if agreed.max_model_len < 2 or (self.max_model_len and agreed.max_model_len > self.max_model_len):
             raise MembershipError(

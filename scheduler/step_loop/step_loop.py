@@ -306,8 +306,11 @@ class StepLoop(threading.Thread):
             num_waves=0 if lockstep is None else lockstep.num_waves,
         )
         if core is not None:
-            num_swap_blocks = core.settings.num_swap_blocks
-            status = dataclasses.replace(status, load=core.load, stats=core.stats, num_swap_blocks=num_swap_blocks)
+            settings = core.settings
+            status = dataclasses.replace(
+                status, load=core.load, stats=core.stats, num_swap_blocks=settings.num_swap_blocks,
+                block_size=settings.block_size,
+            )  # fmt: skip
         self._reports.status = status
 
     # --- Time

@@ -26,6 +26,8 @@ class SchedulerStatus:
     stats: CoreStats = field(default_factory=CoreStats)
     # Empty before the first epoch.
     model_name: str = ""
+    # The workers' size; 0 before the first epoch.
+    block_size: int = 0
     # Host blocks for swapped KV.
     num_swap_blocks: int = 0
     # Cumulative count of sequences that were running when an epoch ended; they wait and are computed again.
@@ -250,7 +252,7 @@ class _StatusCollector(Collector):
 
 def _cache_config(status: SchedulerStatus, options: Options) -> Metric:
     labels = {
-        "block_size": options.block_size,
+        "block_size": status.block_size or options.block_size,
         "cache_dtype": options.kv_cache_dtype,
         "enable_prefix_caching": options.enable_prefix_caching,
         "gpu_memory_utilization": options.gpu_memory_utilization,

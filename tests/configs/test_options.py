@@ -73,7 +73,12 @@ def test_booleans_come_as_text():
         ("", {"OCTAVO_BLOCKSIZE": "8"}, {}, ["blocksize'", "in the environment", "did you mean 'block_size'"]),
         ("", {}, {"zzzzzz": 1}, ["zzzzzz", "as a flag", "octavo up --help"]),
         ("max_num_seqs: 0", {}, {}, ["max_num_seqs=0", "octavo.yaml", "greater than or equal to 1"]),
-        ("", {"OCTAVO_BLOCK_SIZE": "12"}, {}, ["block_size=", "12", "in the environment", "8, 16, 32, 64 or 128"]),
+        (
+            "",
+            {"OCTAVO_BLOCK_SIZE": "12"},
+            {},
+            ["block_size=", "12", "in the environment", "8, 16, 32, 64, 128, 256, 512 or 1024"],
+        ),
         ("", {}, {"port": 70_000}, ["port=70000", "as a flag", "65535"]),
         ("max_num_seqs: many", {}, {}, ["max_num_seqs='many'", "integer"]),
         ("kv_cache_memory: .inf", {}, {}, ["kv_cache_memory=inf", "octavo.yaml"]),

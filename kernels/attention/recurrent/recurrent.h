@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <type_traits>
 
 #include "../../elementwise/rms_norm/rms_norm.h"
 #include "../../native/cpp/pool.h"
@@ -128,30 +129,50 @@ inline void scaled_to_length(const float* from, int64_t size, float scale, float
     for (int64_t i = 0; i < size; i++) to[i] = from[i] * factor;
 }
 
-// One token of one head: state = decay * state + key x added, where the delta rule adds what is new of the value; y =
-// the query's sum over the state. Everything is [key_size] or [value_size], the latter in whole vectors.
+// One token of one head, for N vectors of its values: state = decay * state + key x added, where the delta rule adds what
+// is new of the value; y = the query's sum over the state. The state is read in memory order.
+template <Rule R, int N>
+void advance(float* state, const float* key, const float* query, int64_t keys, int64_t stride, float decay, float beta,
+             const float* value, float* y) {
+    const V8 shrink = V8::all(decay);
+    V8 added[N], sum[N];
+    for (int v = 0; v < N; v++) {
+        added[v] = V8::load(value + 8 * v);
+        sum[v] = V8::zero();
+    }
+    if constexpr (R == kDelta) {
+        for (int64_t k = 0; k < keys; k++) {
+            const V8 factor = V8::all(key[k]);
+            for (int v = 0; v < N; v++) sum[v] = fma(V8::load(state + k * stride + 8 * v) * shrink, factor, sum[v]);
+        }
+        for (int v = 0; v < N; v++) {
+            added[v] = (added[v] - sum[v]) * V8::all(beta);
+            sum[v] = V8::zero();
+        }
+    }
+    for (int64_t k = 0; k < keys; k++) {
+        const V8 own = V8::all(key[k]), asked = V8::all(query[k]);
+        for (int v = 0; v < N; v++) {
+            float* place = state + k * stride + 8 * v;
+            const V8 next = fma(own, added[v], V8::load(place) * shrink);
+            next.store(place);
+            sum[v] = fma(next, asked, sum[v]);
+        }
+    }
+    for (int v = 0; v < N; v++) sum[v].store(y + 8 * v);
+}
+
+// One token of one head. values: in whole vectors.
 template <Rule R>
 void advance(float* state, const float* key, const float* query, int64_t keys, int64_t values, float decay, float beta,
              const float* value, float* y) {
-    const V8 shrink = V8::all(decay);
-    for (int64_t v = 0; v < values; v += 8) {
-        V8 added = V8::load(value + v);
-        if constexpr (R == kDelta) {
-            V8 known = V8::zero();
-            for (int64_t k = 0; k < keys; k++) {
-                known = fma(V8::load(state + k * values + v) * shrink, V8::all(key[k]), known);
-            }
-            added = (added - known) * V8::all(beta);
-        }
-        V8 sum = V8::zero();
-        for (int64_t k = 0; k < keys; k++) {
-            float* place = state + k * values + v;
-            const V8 next = fma(V8::all(key[k]), added, V8::load(place) * shrink);
-            next.store(place);
-            sum = fma(next, V8::all(query[k]), sum);
-        }
-        sum.store(y + v);
-    }
+    int64_t v = 0;
+    const auto next = [&](auto count) {
+        advance<R, count()>(state + v, key, query, keys, values, decay, beta, value + v, y + v);
+        v += 8 * count();
+    };
+    while (v + 32 <= values) next(std::integral_constant<int, 4>{});
+    while (v < values) next(std::integral_constant<int, 1>{});
 }
 
 // y[tokens][heads][value_size]: each token's result, before the norm.

@@ -99,6 +99,8 @@ class ModelShape:
 
 # Models whose MLP has two matrices; all others have three (one is a gate).
 _PLAIN_MLP = {"gpt2", "gpt_neox", "gpt_bigcode", "opt", "falcon", "phi", "bloom", "mpt", "starcoder2", "nemotron"}
+# Models with layers that carry a state from token to token.
+_WITH_STATES = ("mamba2", "qwen3_next")
 _DTYPE_BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "float8_e4m3fn": 1.0}
 
 
@@ -154,6 +156,11 @@ def shape_from_config(raw: Mapping[str, Any], name: str) -> ModelShape:
 
 
 def _shape(config: Mapping[str, Any], name: str) -> ModelShape:
+    if config.get("model_type") in _WITH_STATES:
+        raise ValueError(
+            f"model_type={config['model_type']} has layers that carry a state from token to token: plans are for GPUs, "
+            "and such models run on CPUs only so far"
+        )
     hidden = int(_first(config, "hidden_size", "n_embd", "d_model"))
     num_layers = int(_first(config, "num_hidden_layers", "n_layer", "num_layers"))
     num_heads = int(_first(config, "num_attention_heads", "n_head"))

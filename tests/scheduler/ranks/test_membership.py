@@ -145,3 +145,12 @@ def test_features_are_those_of_all_ranks_and_none_is_lost() -> None:
     ranks[0].features = frozenset({"a"})
     with pytest.raises(MembershipError, match="a worker lacks b"):
         membership.agree()
+
+
+def test_workers_choose_the_size_of_blocks_for_layers_with_a_state_unless_one_is_given():
+    models = [info(block_size=512, carries_states=True)] * 2
+    assert Terms.of(Options(tensor_parallel_size=2)).agree(models, None).block_size == 512
+    with pytest.raises(MembershipError, match="block_size is 512 at the workers, not 16"):
+        Terms.of(OPTIONS).agree(models, None)
+    with pytest.raises(MembershipError, match="block_size is 512 at the workers, not 16"):
+        Terms.of(Options(tensor_parallel_size=2)).agree([info(block_size=512)] * 2, None)
