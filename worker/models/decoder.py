@@ -142,11 +142,11 @@ class Decoder(Model):
 
     @property
     def is_recordable(self) -> bool:
-        # The calls of experts depend on their tokens, PyTorch computes the norms of latents and projections, and ranks
-        # communicate within a step.
+        # The calls of experts depend on their tokens, PyTorch computes the norms of latents and projections, gates of
+        # attention are no recorded call, and ranks communicate within a step.
         config, backend = self.config, self.backend
         has_own_calls = config.experts is not None or config.latent is not None or config.projection_norm
-        return not has_own_calls and backend.shard.size == 1
+        return not has_own_calls and not config.attention_gate and backend.shard.size == 1
 
     @property
     def embedding(self) -> Embedding | None:
