@@ -130,9 +130,7 @@ def test_gguf_metadata() -> None:
 
 
 def test_gguf_of_another_architecture_or_without_a_number() -> None:
-    with pytest.raises(
-        ValueError, match=r"'bert' is not supported; gemma2, gemma3, granite, llama, olmo2, qwen2, qwen3,"
-    ):
+    with pytest.raises(ValueError, match=r"'bert' is not supported; .*gemma2, gemma3, .*qwen2, .*qwen3"):
         config_from_gguf(GGUF | {"general.architecture": "bert"}, [])
     with pytest.raises(ValueError, match=r"lacks llama\.block_count"):
         config_from_gguf({key: value for key, value in GGUF.items() if key != "llama.block_count"}, [])
