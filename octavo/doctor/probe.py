@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
+from configs.groups.speculation import SAME_MODEL
 from configs.options import Options
 from runtime.model_files import PACKAGE_PREFIX, ModelFiles, ModelNotFoundError, resolve_model
 
 if TYPE_CHECKING:
+    import torch
+
     from worker.model_config import ModelConfig
 
 
@@ -45,6 +48,8 @@ class ModelFacts(BaseModel):
     # Tokens of a block.
     block_size: int
     context: int
+    # The draft model of a replica; block_bytes include its KV.
+    draft_bytes: int = 0
 
 
 class Reading(BaseModel):
@@ -143,6 +148,12 @@ def read_model(options: Options) -> Reading:
     if options.kv_cache_dtype == "bfloat16":
         kv_dtype = torch.bfloat16
     block_bytes = KVCache.block_bytes(config, block_size, kv_dtype, shard_of(options, 0), stage_of(options, 0))
+    draft = None if on_gpu else _draft_model(options, files)
+    draft_bytes = 0
+    if draft is not None:
+        draft_config, draft_dtype, draft_quantization = draft
+        draft_bytes = _packed_bytes(draft_config, draft_dtype.itemsize, draft_quantization)
+        block_bytes += KVCache.block_bytes(draft_config, block_size, draft_dtype)
     facts = ModelFacts(
         name=files.name,
         quantization=quantization,
@@ -150,8 +161,26 @@ def read_model(options: Options) -> Reading:
         block_bytes=block_bytes,
         block_size=block_size,
         context=config.max_position_embeddings,
+        draft_bytes=draft_bytes,
     )
     return Reading(reader="model", model=facts)
+
+
+def _draft_model(options: Options, files: ModelFiles) -> "tuple[ModelConfig, torch.dtype, str] | None":
+    """Returns the draft model's config, its dtype and its quantization; None: there is none. files: the model's."""
+    import torch
+
+    from worker.models.info import model_dtype
+    from worker.models.loader import config_of
+
+    asked = options.speculative_config
+    if asked is None or asked.method not in ("auto", "draft_model") or not asked.model:
+        return None
+    is_same = asked.model == SAME_MODEL
+    config, made_for = config_of(files if is_same else _config_files(asked.model), "auto")
+    dtypes = {"auto": model_dtype(options), "float32": torch.float32, "bfloat16": torch.bfloat16}
+    quantization = made_for if asked.quantization == "auto" else asked.quantization
+    return config, dtypes[asked.dtype], quantization if quantization in _QUANTIZED else "none"
 
 
 def _on_gpu(options: Options) -> bool:

@@ -81,11 +81,13 @@ def kv_bytes(machine: Machine, model: ModelFacts) -> int:
 def _host(machine: Machine, model: ModelFacts, memory: HostMemory) -> Check:
     options, workers = machine.options, machine.num_workers
     weights = 0 if machine.on_gpu else model.weight_bytes * options.data_parallel_size
+    drafts = model.draft_bytes * options.data_parallel_size
     cache = workers * kv_bytes(machine, model)
     processes = workers * _WORKER + options.data_parallel_size * _SCHEDULER
     processes += options.num_router_processes * _ROUTER + _LAUNCHER
-    needed = weights + cache + processes
+    needed = weights + drafts + cache + processes
     parts = [f"weights {gib(weights)} ({model.quantization})"] if weights else []
+    parts += [f"draft model {gib(drafts)}"] if drafts else []
     parts += [f"KV {gib(cache)}"] if cache else []
     found = (
         f"{model.name} takes up to {gib(needed)} ({', '.join([*parts, f'processes {gib(processes)}'])}); "

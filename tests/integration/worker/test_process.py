@@ -212,7 +212,7 @@ def test_a_model_that_is_not_there_is_told_before_anything_is_loaded(tmp_path: P
     ("arguments", "message"),
     [
         (["--max-num-sequences", "4"], "unknown flag --max-num-sequences: did you mean --max-num-seqs?"),
-        (["--block-size=12"], "block_size=12 as a flag: Input should be 8, 16, 32, 64 or 128"),
+        (["--block-size=12"], "block_size=12 as a flag: Input should be 8, 16, 32, 64, 128, 256, 512 or 1024"),
         (["--rank", "1"], "--rank='1': give a number from 0 to 0"),
         (["--replica", "-1"], "--replica='-1'"),
         (["-c", "nowhere.yaml"], "cannot read the configuration nowhere.yaml"),

@@ -3,18 +3,22 @@
 import io
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from rich.console import Console
 
+from configs.groups.speculation import SpeculativeConfig
 from configs.options import Options
 from octavo.doctor import examine, probe
-from octavo.doctor.check import Check, State, note, ok, problem
+from octavo.doctor.check import Check, State, gib, note, ok, problem
 from octavo.doctor.machine import Machine
 from octavo.doctor.page import print_page
 from octavo.doctor.subjects import clock
+from octavo.doctor.subjects.memory import check_memory
 from runtime.model_files import resolve_model
+from tests.support.doctor import machine
 from tests.support.models.tiny_model import make_tiny_model
 from worker.models.loader import load_model
 from worker.weights.quantization.kinds import QuantizationOption
@@ -69,3 +73,21 @@ def test_weights_are_as_large_as_said(tmp_path: Path, quantization: Quantization
     assert facts is not None
     assert facts.quantization == loaded.quantization
     assert math.isclose(facts.weight_bytes, loaded.model.weight_bytes, rel_tol=0.05)
+    assert facts.draft_bytes == 0
+
+
+def test_a_draft_model_counts(tmp_path: Path) -> None:
+    model = str(make_tiny_model(tmp_path, hidden_size=512, intermediate_size=1024, vocab_size=4096))
+
+    def facts(**more: Any) -> probe.ModelFacts:
+        found = probe.read_model(Options(model=model, device="cpu", **more)).model
+        assert found is not None
+        return found
+
+    speculation = SpeculativeConfig.model_validate({"method": "draft_model", "model": "same", "quantization": "int4"})
+    alone, drafts, with_drafts = facts(), facts(quantization="int4"), facts(speculative_config=speculation)
+    assert with_drafts.draft_bytes == drafts.weight_bytes
+    assert with_drafts.block_bytes == 2 * alone.block_bytes
+    checks = check_memory(machine(model=with_drafts, device="cpu", data_parallel_size=2, kv_cache_memory=0.01))
+    found = next(check for check in checks if check.subject == "memory")
+    assert f"draft model {gib(2 * drafts.weight_bytes)}" in found.found
