@@ -17,7 +17,7 @@ from octavo.cluster.errors import ClusterError
 
 # For ports in a row: one may have no free neighbour.
 _MOST_TRIES = 100
-# Ports below those that Linux gives to outgoing connections (32768 and up), which may take one before a process listens.
+# Below the ports that Linux gives to outgoing connections, 32768 and up: they may take one before a process listens.
 _CHOSEN = range(20_000, 32_000)
 
 
