@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, TypedDict
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from configs.sampling import ALL_LOGPROBS
 from octavo.client.constraints import Constraint
 from octavo.client.errors import InvalidRequest
@@ -90,7 +92,7 @@ class SamplingParams:
             except InvalidRequest:
                 raise
             except (TypeError, ValueError) as error:
-                raise InvalidRequest(f"{each.name}={value!r}: {error}") from None
+                raise InvalidRequest(f"{each.name}={value!r}: {_what_works(each.name, error)}") from None
         return message
 
     @classmethod
@@ -115,6 +117,18 @@ class SamplingParams:
                 value = tuple(value)
             values[each.name] = value
         return cls(**values)  # type: ignore[arg-type]
+
+
+_COUNTS = (FieldDescriptor.CPPTYPE_UINT32, FieldDescriptor.CPPTYPE_UINT64)
+
+
+def _what_works(name: str, error: Exception) -> str:
+    """Says what a field of SamplingParams takes, where protobuf's error does not."""
+    found = pb.SamplingParams.DESCRIPTOR.fields_by_name[name]
+    if found.cpp_type not in _COUNTS:
+        return str(error)
+    numbers = "whole numbers" if name in _LISTS else "a whole number"
+    return f"give {numbers} from 0 to {2 ** (32 if found.cpp_type == _COUNTS[0] else 64) - 1}"
 
 
 def trace_metadata(given: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:

@@ -94,9 +94,12 @@ class FakeWorker:
 
     def stop(self) -> None:
         """Stops the worker if it still runs, and closes its sockets."""
+        self.request_stop()
+        self.join()
+
+    def request_stop(self) -> None:
         if self._thread.is_alive():
             self._wakeup.request_stop()
-        self.join()
 
     def join(self) -> int:
         """Waits until the worker ends by itself; returns the exit code that a process would have."""

@@ -134,6 +134,9 @@ def test_each_prompt_may_have_its_own_sampling(llm: LLM) -> None:
         ([[101]], GREEDY, r"ids\[0\]=101"),
         ("w5", SamplingParams(temperature=-1), "temperature=-1"),
         ("w5", SamplingParams(max_tokens=1000), "max_tokens=1000"),
+        ("w5", SamplingParams(max_tokens=-3), "max_tokens=-3: give a whole number from 0 to 4294967295"),
+        ("w5", SamplingParams(stop_token_ids=(3, -1)), r"stop_token_ids=\(3, -1\): give whole numbers from 0"),
+        ("w5", SamplingParams(seed="many"), "seed='many': give a whole number from 0 to 18446744073709551615"),  # pyright: ignore[reportArgumentType]
         (["w5", "w6"], [GREEDY], "1 sampling parameters for 2 prompts"),
     ],
 )

@@ -51,8 +51,11 @@ class Replica:
         self.server.step_loop._connections.workers.close = lambda reason: None
         await self._of_scheduler.aclose()
 
-    async def close(self) -> None:
+    async def close_scheduler(self) -> None:
         await self._of_scheduler.aclose()
+
+    async def close(self) -> None:
+        await self.close_scheduler()
         await self._stack.aclose()
 
     async def begin(self, *, count: int = 2, max_tokens: int = 120) -> None:
@@ -97,6 +100,11 @@ async def running_replicas(options: Options, *, with_workers: bool = True) -> As
         yield replicas
     finally:
         for each in replicas:
+            await each.close_scheduler()
+        # One may wait in a step for another, and ends with it.
+        for worker in (worker for each in replicas for worker in each.workers):
+            worker.request_stop()
+        for each in replicas:
             await each.close()
 
 
@@ -130,6 +138,14 @@ def log() -> Iterator[Log]:
     logger.setLevel(level)
 
 
+async def resting(*replicas: Replica) -> None:
+    """Waits until nobody computes a step for a while."""
+    before: list[int] = []
+    while (now := [worker.runner.num_steps for each in replicas for worker in each.workers]) != before:
+        before = now
+        await asyncio.sleep(0.2)
+
+
 @pytest.mark.parametrize(("tensor", "steps"), [(1, 1), (2, 2)])
 async def test_all_replicas_compute_each_step_and_rest_together(tmp_path: Path, tensor: int, steps: int) -> None:
     options = make_lockstep_options(tmp_path, tensor_parallel_size=tensor, max_steps_in_flight=steps)
@@ -139,6 +155,7 @@ async def test_all_replicas_compute_each_step_and_rest_together(tmp_path: Path, 
                 await each.begin(max_tokens=30)
             for each in busy:
                 await each.finish()
+            await resting(first, second)
         assert (await first.welcome(1)).epoch == (await second.welcome(1)).epoch
         num_steps = [worker.runner.num_steps for each in (first, second) for worker in each.workers]
         # One second without a step: Loads come once a second.
