@@ -110,8 +110,9 @@ class NativeLinear:
         return self.packed.panels.nbytes
 
     def __call__(self, x_TI: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-        y_TO = torch.empty(len(x_TI), self.num_outputs) if out is None else out
-        assert y_TO.shape == (len(x_TI), self.num_outputs)
+        shape = x_TI.shape[0], self.num_outputs
+        y_TO = torch.empty(shape) if out is None else out
+        assert y_TO.shape == shape
         self._run(x_TI, y_TO, add=False)
         return y_TO
 
@@ -149,8 +150,9 @@ class NativeLinear:
         assert x_TI.dtype is y_TO.dtype is torch.float32
         assert x_TI.is_contiguous()
         assert y_TO.is_contiguous()
-        if len(x_TI):
-            self._kernels.linear(self._address, x_TI.data_ptr(), len(x_TI), y_TO.data_ptr(), add)
+        num_rows = x_TI.shape[0]
+        if num_rows:
+            self._kernels.linear(self._address, x_TI.data_ptr(), num_rows, y_TO.data_ptr(), add)
 
 
 def _parts_of_all(weight: Weight | Sequence[Weight]) -> tuple[WeightKind, list[list[torch.Tensor]]]:

@@ -9,11 +9,11 @@ import enum
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from ctypes import c_bool, c_double, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -133,6 +133,7 @@ class NativeKernels:
         self.path = path
         self.weights = WeightMemory()
         self._set_threads = _typed(functions.octavo_set_threads, c_int32, c_bool)
+        self._set_patience = _typed(functions.octavo_set_patience, c_bool)
         self._set_cores = _typed(functions.octavo_set_cores, c_void_p, c_int32, result=c_int32)
         # (linear): the columns of a panel of its packed weights.
         self.panel_width = _typed(functions.octavo_panel_width, c_void_p, result=c_int32)
@@ -181,6 +182,11 @@ class NativeKernels:
         """Sets the number of threads, including the caller's. They spin between calls if there is a core for each."""
         self._set_threads(count, count <= num_usable_cores())
 
+    def expect_pauses(self, *, are_long: bool) -> None:
+        """Sets for how long threads spin. are_long: Python computes between the calls of a step, which are not
+        replayed."""
+        self._set_patience(are_long)
+
     def bind_threads(self, cores: Sequence[int]) -> None:
         """Binds the calling thread to the first of the cores, and the library's threads to the next ones, starting
         again if there are more threads than cores. Raises OSError."""
@@ -190,73 +196,76 @@ class NativeKernels:
 
     def linear(self, linear: int, x: int, rows: int, y: int, epilogue: int) -> None:
         """Computes y [rows, outputs] from x. epilogue: 1 adds to y, 0 overwrites it."""
-        call = CallStruct(op=Op.LINEAR, variant=epilogue, operation=linear, input=x, output=y)
-        with self._observed(call):
-            self._linear(linear, x, rows, y, epilogue)
+        self._call(
+            self._linear, (linear, x, rows, y, epilogue),
+            op=Op.LINEAR, variant=epilogue, operation=linear, input=x, output=y,
+        )  # fmt: skip
 
     def linear_argmax(self, linear: int, x: int, rows: int, ids: int, values: int) -> None:
         """Writes each row's largest output to values, and its column to ids."""
-        call = CallStruct(op=Op.LINEAR, operation=linear, input=x, output=ids, largest=values)
-        with self._observed(call):
-            self._linear_argmax(linear, x, rows, ids, values, None)
+        self._call(
+            self._linear_argmax, (linear, x, rows, ids, values, None),
+            op=Op.LINEAR, operation=linear, input=x, output=ids, largest=values,
+        )  # fmt: skip
 
     def masked_argmax(self, linear: int, x: int, rows: int, ids: int, values: int, masks: int) -> None:
         """Like linear_argmax, of the columns that masks leave: the address of rows' masks, each an address or 0 (any
         column). Not recorded: masks are new in each step."""
         assert self._recording is None
-        with self._observed(CallStruct(op=Op.LINEAR, operation=linear)):
-            self._linear_argmax(linear, x, rows, ids, values, masks)
+        self._call(self._linear_argmax, (linear, x, rows, ids, values, masks), op=Op.LINEAR, operation=linear)
 
     def rope_cache_write(self, shape: int, qkv: int, rows: int, cos_sin: int, slots: int, cache: int) -> None:
-        call = CallStruct(
-            op=Op.ROPE_CACHE_WRITE, operation=shape, input=qkv, cos_sin=cos_sin, numbers=slots, cache=cache
+        self._call(
+            self._rope_cache_write, (shape, qkv, rows, cos_sin, slots, cache),
+            op=Op.ROPE_CACHE_WRITE, operation=shape, input=qkv, cos_sin=cos_sin, numbers=slots, cache=cache,
         )  # fmt: skip
-        with self._observed(call):
-            self._rope_cache_write(shape, qkv, rows, cos_sin, slots, cache)
 
     def attention(
         self, step: int, q: int, stride: int, cache: int, scale: float, soft_cap: float, sinks: int | None, out: int
     ) -> None:
         """stride: floats between tokens of q. sinks: float32, one for each head; None: there are none."""
-        call = CallStruct(
+        self._call(
+            self._attention, (step, q, stride, cache, scale, soft_cap, sinks, out),
             op=Op.ATTENTION, operation=step, input=q, size=stride, cache=cache, scale=scale, soft_cap=soft_cap,
             sinks=sinks, output=out,
         )  # fmt: skip
-        with self._observed(call):
-            self._attention(step, q, stride, cache, scale, soft_cap, sinks, out)
 
     def embedding(self, ids: int, tokens: int, table: int, size: int, scale: float, out: int, *, is_bf16: bool) -> None:
         """size: numbers of a token. is_bf16: True for a table in bf16, else float32."""
-        call = CallStruct(
-            op=Op.EMBEDDING, variant=is_bf16, input=table, size=size, scale=scale, numbers=ids, output=out
+        self._call(
+            self._embedding, (ids, tokens, table, size, scale, out, is_bf16),
+            op=Op.EMBEDDING, variant=is_bf16, input=table, size=size, scale=scale, numbers=ids, output=out,
         )  # fmt: skip
-        with self._observed(call):
-            self._embedding(ids, tokens, table, size, scale, out, is_bf16)
 
     def zero(self, x: int, rows: int, size: int) -> None:
         """Sets x [rows, size] to zeros."""
-        with self._observed(CallStruct(op=Op.ZERO, output=x, size=size)):
-            self._zero(x, rows, size)
+        self._call(self._zero, (x, rows, size), op=Op.ZERO, output=x, size=size)
 
     def add_rms_norm(self, x: int, weight: int, eps: float, rows: int, size: int, y: int) -> None:
         """Adds the norm of x [rows, size] to y."""
-        with self._observed(CallStruct(op=Op.ADD_RMS_NORM, operation=weight, input=x, size=size, scale=eps, output=y)):
-            self._add_rms_norm(x, weight, eps, rows, size, y)
+        self._call(
+            self._add_rms_norm, (x, weight, eps, rows, size, y),
+            op=Op.ADD_RMS_NORM, operation=weight, input=x, size=size, scale=eps, output=y,
+        )  # fmt: skip
 
     def cos_sin_table(self, rope: int, positions: int, tokens: int, cos_sin: int) -> None:
-        with self._observed(CallStruct(op=Op.COS_SIN_TABLE, operation=rope, numbers=positions, output=cos_sin)):
-            self._cos_sin_table(rope, positions, tokens, cos_sin)
+        self._call(
+            self._cos_sin_table, (rope, positions, tokens, cos_sin),
+            op=Op.COS_SIN_TABLE, operation=rope, numbers=positions, output=cos_sin,
+        )  # fmt: skip
 
     def plan_attention(self, step: int, tokens: int, tile_rows: int) -> None:
         """Makes the step's list of work items. tile_rows: query heads of a tile."""
-        with self._observed(CallStruct(op=Op.PLAN_ATTENTION, operation=step, size=tile_rows)):
-            self._plan_attention(step, tokens, tile_rows)
+        self._call(
+            self._plan_attention, (step, tokens, tile_rows), op=Op.PLAN_ATTENTION, operation=step, size=tile_rows
+        )
 
     def recurrent(self, layer: int, x: int, tokens: int, cache: int, mixed: int, y: int) -> None:
         """Computes a layer with a state a sequence. mixed: memory for the convolved channels."""
-        call = CallStruct(op=Op.RECURRENT, operation=layer, input=x, cache=cache, mixed=mixed, output=y)
-        with self._observed(call):
-            self._recurrent(layer, x, tokens, cache, mixed, y)
+        self._call(
+            self._recurrent, (layer, x, tokens, cache, mixed, y),
+            op=Op.RECURRENT, operation=layer, input=x, cache=cache, mixed=mixed, output=y,
+        )  # fmt: skip
 
     def replay(self, recording: Recording, num_tokens: int) -> None:
         """Replays recorded calls with num_tokens tokens."""
@@ -282,12 +291,16 @@ class NativeKernels:
         finally:
             self._times = None
 
-    @contextmanager
-    def _observed(self, call: CallStruct) -> Iterator[None]:
+    def _call(self, function: Callable[..., object], arguments: tuple[object, ...], **fields: Any) -> None:
+        """Calls a kernel. fields: of the CallStruct that records it."""
+        if self._recording is None and self._times is None:
+            function(*arguments)
+            return
+        call = CallStruct(**fields)
         if self._recording is not None:
             self._recording.append(call)
         start = time.perf_counter()
-        yield
+        function(*arguments)
         if self._times is not None:
             self._times.add(Op(call.op), call.operation, time.perf_counter() - start)
 

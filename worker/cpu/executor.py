@@ -113,6 +113,8 @@ class CpuExecutor:
         self._plans = CpuAttentionPlans(config, backend)
         self._recurrent_step = None if config.recurrence is None else RecurrentStep(backend)
         self._forward, self._greedy = (Replay(backend, records=model.is_recordable) for _ in range(2))
+        if backend.native is not None:
+            backend.native.expect_pauses(are_long=not model.is_recordable)
 
     def incoming(self, num_tokens: int) -> torch.Tensor:
         """Returns the buffer, float32 [T, E], for the previous stage's `forward` result; to be written before the step

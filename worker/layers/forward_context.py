@@ -82,7 +82,7 @@ class Workspace:
         """Returns the first num_rows rows of a buffer, [num_rows, *shape] and contiguous, with their old contents. A
         name always has the same shape and dtype. dtype None: that of results of linears and attention."""
         taken = self._taken.get(name)
-        if taken is not None and len(taken) == num_rows:
+        if taken is not None and taken.shape[0] == num_rows:
             return taken
         assert num_rows <= self._num_rows, "reserve() must be called first"
         buffer = self._buffers.get(name)

@@ -22,6 +22,8 @@ namespace {
 
 OCTAVO_EXPORT void octavo_set_threads(int32_t count, bool spins) { set_threads(count, spins); }
 
+OCTAVO_EXPORT void octavo_set_patience(bool is_long) { set_patience(is_long); }
+
 OCTAVO_EXPORT int32_t octavo_set_cores(const int32_t* cores, int32_t count) { return set_cores(cores, count); }
 
 // Calls f(FloatLinear<...>{}) or f(DotsLinear<...>{}), whichever computes linears of these weights.

@@ -21,6 +21,8 @@ namespace {
 // schedulers need the cores; waking them at a step's first call makes no measurable difference (batch 1: 9.5 ms either
 // way).
 constexpr int kSpins = 1500;
+// Where Python computes between the calls of a step, for up to 200 us.
+constexpr int kLongSpins = 9000;
 constexpr uint64_t kClosed = 0xffffffff;  // a ticket's index while the next job is being written
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t seen) {
@@ -45,6 +47,7 @@ struct Pool {
     std::atomic<uint32_t> finished{0};
     std::atomic<uint32_t> caller_sleeps{0};
     std::atomic<bool> spins{false};
+    std::atomic<int> num_spins{kSpins};
     std::atomic<int> wanted{1};
     // The current job; written while all runs are closed.
     alignas(64) std::atomic<void (*)(void*, int64_t)> task{nullptr};
@@ -55,6 +58,10 @@ struct Pool {
     pthread_mutex_t busy = PTHREAD_MUTEX_INITIALIZER;
     std::vector<pthread_t> started;  // not counting the caller's
     std::vector<int32_t> cores;      // thread i runs on cores[i % size]; empty: on any core
+
+    int patience() const {
+        return spins.load(std::memory_order_relaxed) ? num_spins.load(std::memory_order_relaxed) : 0;
+    }
 
     // Runs the tasks left in thread `own`'s run, then in the others'. Returns false if none were left.
     bool work(int own) {
@@ -97,7 +104,7 @@ struct Pool {
         uint32_t seen = job.load();
         for (;;) {
             work(number);
-            int left = spins.load(std::memory_order_relaxed) ? kSpins : 0;
+            int left = patience();
             while (job.load(std::memory_order_relaxed) == seen && left-- > 0) _mm_pause();
             if (job.load() == seen) {
                 sleepers.fetch_add(1);
@@ -126,7 +133,7 @@ struct Pool {
         job.store(static_cast<uint32_t>(next));
         if (sleepers.load()) futex_wake(job);
         work(0);
-        for (int left = spins.load(std::memory_order_relaxed) ? kSpins : 0; left > 0 && done.load() != total; left--) {
+        for (int left = patience(); left > 0 && done.load() != total; left--) {
             _mm_pause();
         }
         while (done.load() != total) {
@@ -204,6 +211,8 @@ void set_threads(int count, bool spins) {
     pool().wanted = std::clamp(count, 1, kMostThreads);
     pool().spins = spins;
 }
+
+void set_patience(bool is_long) { pool().num_spins = is_long ? kLongSpins : kSpins; }
 
 int threads() { return pool().wanted.load(std::memory_order_relaxed); }
 

@@ -24,6 +24,9 @@ void parallel(int64_t count, F&& f) {
 // sleeps. Must be false with fewer cores than threads: the thread that it waits for may need its core.
 constexpr int kMostThreads = 1024;
 void set_threads(int count, bool spins);
+
+// is_long: threads spin for about 300 us from now on, else for the 50 us of the beginning.
+void set_patience(bool is_long);
 int threads();
 
 // Binds the calling thread to the first of `count` cores, and the pool's threads to the following ones; further threads

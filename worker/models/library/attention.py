@@ -212,7 +212,7 @@ class PagedAttention:
             query = query[:, self._local.heads]
             key, value = key[:, self._local.kv_heads], value[:, self._local.kv_heads]
         layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
-        num_tokens, size = len(context.slots_T), self._size
+        num_tokens, size = context.slots_T.shape[0], self._size
         take, cache = context.workspace.take, context.kv_cache.of_layer(layer)
         kv_T2KD = take("library kv", num_tokens, 2, self._num_kv_heads, size)
         torch.stack((self._heads_of(key, num_tokens), self._heads_of(value, num_tokens)), dim=1, out=kv_T2KD)
@@ -243,13 +243,13 @@ class PagedAttention:
     def _heads_of(self, x: torch.Tensor, num_tokens: int) -> torch.Tensor:
         """Returns the tokens of the step, [T, heads, D], of a tensor [1, heads, at least T, at most D]."""
         x_THD = x[0].transpose(0, 1)
-        if len(x_THD) != num_tokens:
+        if x_THD.shape[0] != num_tokens:
             x_THD = x_THD[:num_tokens]
         missing = self._size - x_THD.shape[2]
         return functional.pad(x_THD, (0, missing)) if missing else x_THD
 
     def _unrotated(self, num_tokens: int) -> torch.Tensor:
-        if len(self._no_rotation) < num_tokens:
+        if self._no_rotation.shape[0] < num_tokens:
             self._no_rotation = torch.ones(2 * num_tokens, 1, self._size // 2, dtype=torch.complex64)
         return self._no_rotation[:num_tokens]
 

@@ -63,6 +63,8 @@ class LibraryDecoder(Model):
         for module in self._base.modules():
             if isinstance(getattr(module, "layer_idx", None), int):
                 module.__dict__["octavo_attention"] = attention
+            # Attributes are found there at once; elsewhere nn.Module looks for them last.
+            module.__dict__.update(module._modules)
         self._head = self._load_head(exchanged, library, reader) if backend.stage.is_last else None
 
     @classmethod

@@ -40,7 +40,7 @@ class Linears:
         if len(self._widths) == 1:
             return self._compute(x)
         if x is not self._input:
-            self._input, self._outputs = x, self._compute(x).split(self._widths, dim=-1)
+            self._input, self._outputs = x, self._compute(x).split_with_sizes(self._widths, dim=-1)
         output = self._outputs[index]
         if index == len(self._widths) - 1:
             # The last member is the last to be called; see worker.models.library.probe.
