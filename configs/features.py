@@ -9,6 +9,8 @@ from typing import Any
 # Only of workers with a grammar engine and the model's tokenizer.
 CONSTRAINT = "constraint"
 THINKING_BUDGET = "thinking_token_budget"
+# Images and videos: only of workers whose model takes them, and of schedulers that pass them on.
+ITEMS = "items"
 # Fields of SamplingParams, and the feature that honours each; features have the names that clients know.
 _OF_FIELDS = {
     "allowed_token_ids": "allowed_token_ids",

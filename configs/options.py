@@ -12,6 +12,7 @@ from pydantic import ConfigDict, model_validator
 from configs.groups.gpu import GpuOptions
 from configs.groups.kv_cache import CacheOptions
 from configs.groups.logs import LogOptions, TelemetryOptions
+from configs.groups.media import MediaOptions
 from configs.groups.model import ModelOptions
 from configs.groups.network import NetworkOptions, SecurityOptions
 from configs.groups.parallel import ParallelOptions
@@ -28,6 +29,7 @@ class Options(
     SpeculationOptions,
     SchedulingOptions,
     CacheOptions,
+    MediaOptions,
     ModelOptions,
     GpuOptions,
     ParallelOptions,

@@ -8,6 +8,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ItemKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ITEM_KIND_UNSPECIFIED: _ClassVar[ItemKind]
+    ITEM_KIND_IMAGE: _ClassVar[ItemKind]
+    ITEM_KIND_VIDEO: _ClassVar[ItemKind]
+
 class TruncationSide(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     TRUNCATION_SIDE_UNSPECIFIED: _ClassVar[TruncationSide]
@@ -30,6 +36,9 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
     FINISH_REASON_ERROR: _ClassVar[FinishReason]
     FINISH_REASON_REPETITION: _ClassVar[FinishReason]
+ITEM_KIND_UNSPECIFIED: ItemKind
+ITEM_KIND_IMAGE: ItemKind
+ITEM_KIND_VIDEO: ItemKind
 TRUNCATION_SIDE_UNSPECIFIED: TruncationSide
 TRUNCATION_SIDE_LEFT: TruncationSide
 TRUNCATION_SIDE_RIGHT: TruncationSide
@@ -46,7 +55,7 @@ FINISH_REASON_ERROR: FinishReason
 FINISH_REASON_REPETITION: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "prompt", "chat", "token_ids", "sampling", "priority", "cache_salt", "resume", "session_key", "add_special_tokens", "truncate_prompt_tokens", "truncation_side", "beam_search", "suffix", "parse_output", "include_reasoning")
+    __slots__ = ("request_id", "model", "prompt", "chat", "token_ids", "sampling", "priority", "cache_salt", "resume", "session_key", "add_special_tokens", "truncate_prompt_tokens", "truncation_side", "beam_search", "suffix", "parse_output", "include_reasoning", "items", "item_options")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +73,8 @@ class GenerateRequest(_message.Message):
     SUFFIX_FIELD_NUMBER: _ClassVar[int]
     PARSE_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_REASONING_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    ITEM_OPTIONS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt: str
@@ -81,7 +92,73 @@ class GenerateRequest(_message.Message):
     suffix: str
     parse_output: bool
     include_reasoning: bool
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., session_key: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ..., truncation_side: _Optional[_Union[TruncationSide, str]] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., suffix: _Optional[str] = ..., parse_output: _Optional[bool] = ..., include_reasoning: _Optional[bool] = ...) -> None: ...
+    items: _containers.RepeatedCompositeFieldContainer[Item]
+    item_options: ItemOptions
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., session_key: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ..., truncation_side: _Optional[_Union[TruncationSide, str]] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., suffix: _Optional[str] = ..., parse_output: _Optional[bool] = ..., include_reasoning: _Optional[bool] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., item_options: _Optional[_Union[ItemOptions, _Mapping]] = ...) -> None: ...
+
+class Item(_message.Message):
+    __slots__ = ("image", "video")
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    VIDEO_FIELD_NUMBER: _ClassVar[int]
+    image: Image
+    video: Video
+    def __init__(self, image: _Optional[_Union[Image, _Mapping]] = ..., video: _Optional[_Union[Video, _Mapping]] = ...) -> None: ...
+
+class Image(_message.Message):
+    __slots__ = ("data", "url", "mime_type")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    URL_FIELD_NUMBER: _ClassVar[int]
+    MIME_TYPE_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    url: str
+    mime_type: str
+    def __init__(self, data: _Optional[bytes] = ..., url: _Optional[str] = ..., mime_type: _Optional[str] = ...) -> None: ...
+
+class Video(_message.Message):
+    __slots__ = ("frames", "frames_per_second")
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    frames: _containers.RepeatedCompositeFieldContainer[Image]
+    frames_per_second: float
+    def __init__(self, frames: _Optional[_Iterable[_Union[Image, _Mapping]]] = ..., frames_per_second: _Optional[float] = ...) -> None: ...
+
+class ItemOptions(_message.Message):
+    __slots__ = ("min_pixels", "max_pixels")
+    MIN_PIXELS_FIELD_NUMBER: _ClassVar[int]
+    MAX_PIXELS_FIELD_NUMBER: _ClassVar[int]
+    min_pixels: int
+    max_pixels: int
+    def __init__(self, min_pixels: _Optional[int] = ..., max_pixels: _Optional[int] = ...) -> None: ...
+
+class ItemSpan(_message.Message):
+    __slots__ = ("name", "kind", "first_token", "num_tokens", "num_embeddings", "grid", "time_step")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    GRID_FIELD_NUMBER: _ClassVar[int]
+    TIME_STEP_FIELD_NUMBER: _ClassVar[int]
+    name: bytes
+    kind: ItemKind
+    first_token: int
+    num_tokens: int
+    num_embeddings: int
+    grid: _containers.RepeatedScalarFieldContainer[int]
+    time_step: float
+    def __init__(self, name: _Optional[bytes] = ..., kind: _Optional[_Union[ItemKind, str]] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., num_embeddings: _Optional[int] = ..., grid: _Optional[_Iterable[int]] = ..., time_step: _Optional[float] = ...) -> None: ...
+
+class ItemData(_message.Message):
+    __slots__ = ("kind", "files", "frames_per_second", "options")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    FRAMES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    kind: ItemKind
+    files: _containers.RepeatedScalarFieldContainer[bytes]
+    frames_per_second: float
+    options: ItemOptions
+    def __init__(self, kind: _Optional[_Union[ItemKind, str]] = ..., files: _Optional[_Iterable[bytes]] = ..., frames_per_second: _Optional[float] = ..., options: _Optional[_Union[ItemOptions, _Mapping]] = ...) -> None: ...
 
 class BeamSearch(_message.Message):
     __slots__ = ("width", "length_penalty")
@@ -140,20 +217,30 @@ class ToolCall(_message.Message):
     def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
-    __slots__ = ("role", "content", "fields_json", "tool_calls", "tool_call_id", "reasoning")
+    __slots__ = ("role", "content", "fields_json", "tool_calls", "tool_call_id", "reasoning", "parts")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     FIELDS_JSON_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
     TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
     REASONING_FIELD_NUMBER: _ClassVar[int]
+    PARTS_FIELD_NUMBER: _ClassVar[int]
     role: str
     content: str
     fields_json: str
     tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
     tool_call_id: str
     reasoning: str
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., fields_json: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., reasoning: _Optional[str] = ...) -> None: ...
+    parts: _containers.RepeatedCompositeFieldContainer[ContentPart]
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., fields_json: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., reasoning: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[ContentPart, _Mapping]]] = ...) -> None: ...
+
+class ContentPart(_message.Message):
+    __slots__ = ("text", "item")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    item: Item
+    def __init__(self, text: _Optional[str] = ..., item: _Optional[_Union[Item, _Mapping]] = ...) -> None: ...
 
 class TokenIds(_message.Message):
     __slots__ = ("ids",)
@@ -283,18 +370,20 @@ class RepetitionDetection(_message.Message):
     def __init__(self, max_pattern_size: _Optional[int] = ..., min_pattern_size: _Optional[int] = ..., min_count: _Optional[int] = ...) -> None: ...
 
 class Resume(_message.Message):
-    __slots__ = ("attempt", "prompt_token_ids", "choices", "fingerprint", "prompt_logprobs_delivered")
+    __slots__ = ("attempt", "prompt_token_ids", "choices", "fingerprint", "prompt_logprobs_delivered", "items")
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_DELIVERED_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
     attempt: int
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     choices: _containers.RepeatedCompositeFieldContainer[ResumeChoice]
     fingerprint: str
     prompt_logprobs_delivered: bool
-    def __init__(self, attempt: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[_Union[ResumeChoice, _Mapping]]] = ..., fingerprint: _Optional[str] = ..., prompt_logprobs_delivered: _Optional[bool] = ...) -> None: ...
+    items: _containers.RepeatedCompositeFieldContainer[ItemSpan]
+    def __init__(self, attempt: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., choices: _Optional[_Iterable[_Union[ResumeChoice, _Mapping]]] = ..., fingerprint: _Optional[str] = ..., prompt_logprobs_delivered: _Optional[bool] = ..., items: _Optional[_Iterable[_Union[ItemSpan, _Mapping]]] = ...) -> None: ...
 
 class ResumeChoice(_message.Message):
     __slots__ = ("index", "output_token_ids", "text_bytes_delivered", "finished")
@@ -321,7 +410,7 @@ class GenerateResponse(_message.Message):
     def __init__(self, started: _Optional[_Union[Started, _Mapping]] = ..., prompt_logprobs: _Optional[_Union[PromptLogprobs, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("request_id", "seed", "prompt_token_ids", "sampling", "fingerprint", "model", "attempt")
+    __slots__ = ("request_id", "seed", "prompt_token_ids", "sampling", "fingerprint", "model", "attempt", "items")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -329,6 +418,7 @@ class Started(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     seed: int
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -336,7 +426,8 @@ class Started(_message.Message):
     fingerprint: str
     model: str
     attempt: int
-    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+    items: _containers.RepeatedCompositeFieldContainer[ItemSpan]
+    def __init__(self, request_id: _Optional[str] = ..., seed: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., fingerprint: _Optional[str] = ..., model: _Optional[str] = ..., attempt: _Optional[int] = ..., items: _Optional[_Iterable[_Union[ItemSpan, _Mapping]]] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("index", "first_token", "token_ids", "text", "logprobs", "finish", "exact", "deltas")
@@ -519,7 +610,7 @@ class GetModelRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "architecture", "fingerprint", "max_model_len", "vocab_size", "eos_token_ids", "dtype", "quantization", "default_sampling", "block_size", "num_blocks", "octavo_version", "grammar_engine", "carries_states")
+    __slots__ = ("name", "architecture", "fingerprint", "max_model_len", "vocab_size", "eos_token_ids", "dtype", "quantization", "default_sampling", "block_size", "num_blocks", "octavo_version", "grammar_engine", "carries_states", "media_json")
     NAME_FIELD_NUMBER: _ClassVar[int]
     ARCHITECTURE_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -534,6 +625,7 @@ class ModelInfo(_message.Message):
     OCTAVO_VERSION_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_ENGINE_FIELD_NUMBER: _ClassVar[int]
     CARRIES_STATES_FIELD_NUMBER: _ClassVar[int]
+    MEDIA_JSON_FIELD_NUMBER: _ClassVar[int]
     name: str
     architecture: str
     fingerprint: str
@@ -548,7 +640,8 @@ class ModelInfo(_message.Message):
     octavo_version: str
     grammar_engine: str
     carries_states: bool
-    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., octavo_version: _Optional[str] = ..., grammar_engine: _Optional[str] = ..., carries_states: _Optional[bool] = ...) -> None: ...
+    media_json: str
+    def __init__(self, name: _Optional[str] = ..., architecture: _Optional[str] = ..., fingerprint: _Optional[str] = ..., max_model_len: _Optional[int] = ..., vocab_size: _Optional[int] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., dtype: _Optional[str] = ..., quantization: _Optional[str] = ..., default_sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., octavo_version: _Optional[str] = ..., grammar_engine: _Optional[str] = ..., carries_states: _Optional[bool] = ..., media_json: _Optional[str] = ...) -> None: ...
 
 class CancelRequest(_message.Message):
     __slots__ = ("request_id",)

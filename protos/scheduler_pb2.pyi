@@ -41,16 +41,18 @@ REJECT_REASON_SUPERSEDED: RejectReason
 REJECT_REASON_DRAINING: RejectReason
 
 class RouterMessage(_message.Message):
-    __slots__ = ("open", "submit", "prompt_part", "cancel")
+    __slots__ = ("open", "submit", "prompt_part", "cancel", "item_part")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     SUBMIT_FIELD_NUMBER: _ClassVar[int]
     PROMPT_PART_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
+    ITEM_PART_FIELD_NUMBER: _ClassVar[int]
     open: Open
     submit: Submit
     prompt_part: PromptPart
     cancel: CancelSequences
-    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., prompt_part: _Optional[_Union[PromptPart, _Mapping]] = ..., cancel: _Optional[_Union[CancelSequences, _Mapping]] = ...) -> None: ...
+    item_part: ItemPart
+    def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., prompt_part: _Optional[_Union[PromptPart, _Mapping]] = ..., cancel: _Optional[_Union[CancelSequences, _Mapping]] = ..., item_part: _Optional[_Union[ItemPart, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("protocol_version", "router_id", "watch_cache")
@@ -63,7 +65,7 @@ class Open(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., router_id: _Optional[str] = ..., watch_cache: _Optional[bool] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("group", "request_id", "attempt", "num_prompt_tokens", "prompt_token_ids", "sampling", "choices", "priority", "cache_salt", "timeout", "traceparent", "tenant", "weight")
+    __slots__ = ("group", "request_id", "attempt", "num_prompt_tokens", "prompt_token_ids", "sampling", "choices", "priority", "cache_salt", "timeout", "traceparent", "tenant", "weight", "items")
     GROUP_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +79,7 @@ class Submit(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
     group: int
     request_id: str
     attempt: int
@@ -90,7 +93,8 @@ class Submit(_message.Message):
     traceparent: str
     tenant: str
     weight: float
-    def __init__(self, group: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., timeout: _Optional[float] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ...) -> None: ...
+    items: _containers.RepeatedCompositeFieldContainer[_inference_pb2.ItemSpan]
+    def __init__(self, group: _Optional[int] = ..., request_id: _Optional[str] = ..., attempt: _Optional[int] = ..., num_prompt_tokens: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., choices: _Optional[_Iterable[_Union[SequenceStart, _Mapping]]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., timeout: _Optional[float] = ..., traceparent: _Optional[str] = ..., tenant: _Optional[str] = ..., weight: _Optional[float] = ..., items: _Optional[_Iterable[_Union[_inference_pb2.ItemSpan, _Mapping]]] = ...) -> None: ...
 
 class SequenceStart(_message.Message):
     __slots__ = ("choice", "output_token_ids")
@@ -108,6 +112,16 @@ class PromptPart(_message.Message):
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, group: _Optional[int] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class ItemPart(_message.Message):
+    __slots__ = ("name", "num_bytes", "data")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    name: bytes
+    num_bytes: int
+    data: bytes
+    def __init__(self, name: _Optional[bytes] = ..., num_bytes: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class CancelSequences(_message.Message):
     __slots__ = ("group", "choices", "reason")
     GROUP_FIELD_NUMBER: _ClassVar[int]
@@ -119,20 +133,22 @@ class CancelSequences(_message.Message):
     def __init__(self, group: _Optional[int] = ..., choices: _Optional[_Iterable[int]] = ..., reason: _Optional[_Union[CancelReason, str]] = ...) -> None: ...
 
 class SchedulerMessage(_message.Message):
-    __slots__ = ("welcome", "load", "rejected", "outputs", "prompt_logprobs", "cache_events")
+    __slots__ = ("welcome", "load", "rejected", "outputs", "prompt_logprobs", "cache_events", "wanted_items")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     REJECTED_FIELD_NUMBER: _ClassVar[int]
     OUTPUTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     CACHE_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    WANTED_ITEMS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     load: Load
     rejected: _containers.RepeatedCompositeFieldContainer[Rejected]
     outputs: StepOutputs
     prompt_logprobs: _containers.RepeatedCompositeFieldContainer[SequencePromptLogprobs]
     cache_events: _containers.RepeatedCompositeFieldContainer[CacheEvent]
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[SequencePromptLogprobs, _Mapping]]] = ..., cache_events: _Optional[_Iterable[_Union[CacheEvent, _Mapping]]] = ...) -> None: ...
+    wanted_items: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., rejected: _Optional[_Iterable[_Union[Rejected, _Mapping]]] = ..., outputs: _Optional[_Union[StepOutputs, _Mapping]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[SequencePromptLogprobs, _Mapping]]] = ..., cache_events: _Optional[_Iterable[_Union[CacheEvent, _Mapping]]] = ..., wanted_items: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class CacheEvent(_message.Message):
     __slots__ = ("stored", "removed", "cleared")

@@ -22,32 +22,60 @@ WORKER_STATE_IDLE: WorkerState
 WORKER_STATE_STEPPING: WorkerState
 
 class SchedulerToWorker(_message.Message):
-    __slots__ = ("reset", "plan", "shutdown", "probe")
+    __slots__ = ("reset", "plan", "shutdown", "probe", "item")
     RESET_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
+    ITEM_FIELD_NUMBER: _ClassVar[int]
     reset: Reset
     plan: StepPlan
     shutdown: Shutdown
     probe: Probe
-    def __init__(self, reset: _Optional[_Union[Reset, _Mapping]] = ..., plan: _Optional[_Union[StepPlan, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ...) -> None: ...
+    item: ItemToEncode
+    def __init__(self, reset: _Optional[_Union[Reset, _Mapping]] = ..., plan: _Optional[_Union[StepPlan, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., item: _Optional[_Union[ItemToEncode, _Mapping]] = ...) -> None: ...
 
 class WorkerToScheduler(_message.Message):
-    __slots__ = ("hello", "ready", "result", "failure")
+    __slots__ = ("hello", "ready", "result", "failure", "item")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ITEM_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     ready: Ready
     result: StepResult
     failure: Failure
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ...) -> None: ...
+    item: ItemPrepared
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[StepResult, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., item: _Optional[_Union[ItemPrepared, _Mapping]] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ItemToEncode(_message.Message):
+    __slots__ = ("epoch", "number", "data", "num_embeddings")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    NUM_EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    number: int
+    data: bytes
+    num_embeddings: int
+    def __init__(self, epoch: _Optional[int] = ..., number: _Optional[int] = ..., data: _Optional[bytes] = ..., num_embeddings: _Optional[int] = ...) -> None: ...
+
+class ItemPrepared(_message.Message):
+    __slots__ = ("epoch", "rank", "number", "error")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    rank: int
+    number: int
+    error: str
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., number: _Optional[int] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "octavo_version", "rank", "world_size", "model", "block_size", "max_num_seqs", "max_num_batched_tokens", "pid", "instance", "store_address", "max_logprobs")
@@ -88,7 +116,7 @@ class Reset(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., rendezvous: _Optional[str] = ..., scheduler: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
-    __slots__ = ("epoch", "rank", "model", "num_swap_blocks", "features", "holds_constrained", "drafter")
+    __slots__ = ("epoch", "rank", "model", "num_swap_blocks", "features", "holds_constrained", "drafter", "encoder_cache_size")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -96,6 +124,7 @@ class Ready(_message.Message):
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     HOLDS_CONSTRAINED_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    ENCODER_CACHE_SIZE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     rank: int
     model: _inference_pb2.ModelInfo
@@ -103,10 +132,11 @@ class Ready(_message.Message):
     features: _containers.RepeatedScalarFieldContainer[str]
     holds_constrained: bool
     drafter: str
-    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., model: _Optional[_Union[_inference_pb2.ModelInfo, _Mapping]] = ..., num_swap_blocks: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., holds_constrained: _Optional[bool] = ..., drafter: _Optional[str] = ...) -> None: ...
+    encoder_cache_size: int
+    def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., model: _Optional[_Union[_inference_pb2.ModelInfo, _Mapping]] = ..., num_swap_blocks: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., holds_constrained: _Optional[bool] = ..., drafter: _Optional[str] = ..., encoder_cache_size: _Optional[int] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("epoch", "step", "previous_digest", "freed_rows", "new_rows", "grown_rows", "num_new_blocks", "new_blocks", "decode_rows", "rows", "num_tokens", "num_drafts", "draft_token_ids", "swap_out_blocks", "swap_out_host_blocks", "swap_in_host_blocks", "swap_in_blocks", "trimmed_rows", "num_kept_blocks", "drafting_rows", "num_wanted_drafts")
+    __slots__ = ("epoch", "step", "previous_digest", "freed_rows", "new_rows", "grown_rows", "num_new_blocks", "new_blocks", "decode_rows", "rows", "num_tokens", "num_drafts", "draft_token_ids", "swap_out_blocks", "swap_out_host_blocks", "swap_in_host_blocks", "swap_in_blocks", "trimmed_rows", "num_kept_blocks", "drafting_rows", "num_wanted_drafts", "dropped_items", "forgotten_items", "encoded_items")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +158,9 @@ class StepPlan(_message.Message):
     NUM_KEPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     DRAFTING_ROWS_FIELD_NUMBER: _ClassVar[int]
     NUM_WANTED_DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    ENCODED_ITEMS_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     step: int
     previous_digest: bytes
@@ -149,10 +182,13 @@ class StepPlan(_message.Message):
     num_kept_blocks: _containers.RepeatedScalarFieldContainer[int]
     drafting_rows: _containers.RepeatedScalarFieldContainer[int]
     num_wanted_drafts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., previous_digest: _Optional[bytes] = ..., freed_rows: _Optional[_Iterable[int]] = ..., new_rows: _Optional[_Iterable[_Union[NewRow, _Mapping]]] = ..., grown_rows: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ..., decode_rows: _Optional[bytes] = ..., rows: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., swap_out_blocks: _Optional[_Iterable[int]] = ..., swap_out_host_blocks: _Optional[_Iterable[int]] = ..., swap_in_host_blocks: _Optional[_Iterable[int]] = ..., swap_in_blocks: _Optional[_Iterable[int]] = ..., trimmed_rows: _Optional[_Iterable[int]] = ..., num_kept_blocks: _Optional[_Iterable[int]] = ..., drafting_rows: _Optional[_Iterable[int]] = ..., num_wanted_drafts: _Optional[_Iterable[int]] = ...) -> None: ...
+    dropped_items: _containers.RepeatedScalarFieldContainer[int]
+    forgotten_items: _containers.RepeatedScalarFieldContainer[int]
+    encoded_items: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., previous_digest: _Optional[bytes] = ..., freed_rows: _Optional[_Iterable[int]] = ..., new_rows: _Optional[_Iterable[_Union[NewRow, _Mapping]]] = ..., grown_rows: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ..., decode_rows: _Optional[bytes] = ..., rows: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., swap_out_blocks: _Optional[_Iterable[int]] = ..., swap_out_host_blocks: _Optional[_Iterable[int]] = ..., swap_in_host_blocks: _Optional[_Iterable[int]] = ..., swap_in_blocks: _Optional[_Iterable[int]] = ..., trimmed_rows: _Optional[_Iterable[int]] = ..., num_kept_blocks: _Optional[_Iterable[int]] = ..., drafting_rows: _Optional[_Iterable[int]] = ..., num_wanted_drafts: _Optional[_Iterable[int]] = ..., dropped_items: _Optional[_Iterable[int]] = ..., forgotten_items: _Optional[_Iterable[int]] = ..., encoded_items: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NewRow(_message.Message):
-    __slots__ = ("row", "sequence", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "choice")
+    __slots__ = ("row", "sequence", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "choice", "items")
     ROW_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -161,6 +197,7 @@ class NewRow(_message.Message):
     BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
     row: int
     sequence: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -169,7 +206,22 @@ class NewRow(_message.Message):
     block_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: _inference_pb2.SamplingParams
     choice: int
-    def __init__(self, row: _Optional[int] = ..., sequence: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., choice: _Optional[int] = ...) -> None: ...
+    items: _containers.RepeatedCompositeFieldContainer[RowItem]
+    def __init__(self, row: _Optional[int] = ..., sequence: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., num_computed_tokens: _Optional[int] = ..., block_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_inference_pb2.SamplingParams, _Mapping]] = ..., choice: _Optional[int] = ..., items: _Optional[_Iterable[_Union[RowItem, _Mapping]]] = ...) -> None: ...
+
+class RowItem(_message.Message):
+    __slots__ = ("number", "first_token", "num_tokens", "grid", "time_step")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GRID_FIELD_NUMBER: _ClassVar[int]
+    TIME_STEP_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    first_token: int
+    num_tokens: int
+    grid: _containers.RepeatedScalarFieldContainer[int]
+    time_step: float
+    def __init__(self, number: _Optional[int] = ..., first_token: _Optional[int] = ..., num_tokens: _Optional[int] = ..., grid: _Optional[_Iterable[int]] = ..., time_step: _Optional[float] = ...) -> None: ...
 
 class StepResult(_message.Message):
     __slots__ = ("epoch", "step", "sequences", "positions", "num_tokens", "token_ids", "logprobs", "prompt_logprobs", "timing", "failed_sequences", "failure_messages", "drafts", "num_tokens_of_all")

@@ -39,7 +39,7 @@ from router.telemetry.metrics import RouterMetrics, vllm_names
 from router.telemetry.requests import RequestTelemetry
 from router.text.tokenizer import Tokenizer
 from router.text.tokenizer_pool import TokenizerPool
-from runtime.grpc_server import add_reflection, is_loopback, why_not_bound
+from runtime.grpc_setup.server import add_reflection, is_loopback, why_not_bound
 from runtime.security.renewal import Renewed
 from runtime.security.tls import TlsFiles, add_port
 from runtime.telemetry.metrics import exposed

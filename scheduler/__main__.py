@@ -6,7 +6,7 @@ import logging
 import signal
 import sys
 
-import runtime.quiet_grpc  # noqa: F401 (before grpc)
+import runtime.grpc_setup.quiet  # noqa: F401 (before grpc)
 from configs.flags import own_number, parse_flags, usage
 from configs.load import ConfigError, load_options
 from configs.options import Options

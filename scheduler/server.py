@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from configs.options import Options
 from protos import inference_pb2, scheduler_pb2
 from protos.admin_pb2_grpc import add_AdminServicer_to_server
-from runtime.grpc_server import add_reflection
+from runtime.grpc_setup.server import add_reflection
 from runtime.security.tls import TlsFiles, add_port
 from runtime.telemetry.tracing import Tracing
 from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES

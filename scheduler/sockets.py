@@ -14,7 +14,7 @@ from pathlib import Path
 import zmq
 
 from configs.options import Options
-from runtime.grpc_server import is_loopback, why_not_bound
+from runtime.grpc_setup.server import is_loopback, why_not_bound
 from runtime.process import private_directory
 from runtime.security.curve import server_curve
 from runtime.wire import coordination_endpoint, heartbeat_endpoint

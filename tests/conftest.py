@@ -15,7 +15,7 @@ settings.load_profile("patient")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Same as runtime/quiet_grpc.py; must be set before grpc is imported.
+# Same as runtime/grpc_setup/quiet.py; must be set before grpc is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 # A shell that runs tests in the background has them ignore Ctrl-C; processes that they interrupt would inherit that.

@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-import runtime.quiet_grpc  # noqa: F401 (before grpc)
+import runtime.grpc_setup.quiet  # noqa: F401 (before grpc)
 from benchmarks.fuzz.edge import Kind, Outcome, fuzz
 from benchmarks.fuzz.guided import run_guided
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import typer
 
-import runtime.quiet_grpc  # noqa: F401 (before grpc)
+import runtime.grpc_setup.quiet  # noqa: F401 (before grpc)
 from configs.load import ConfigError
 from octavo.cli import admin, bench, call, doctor, keys, plan, pull, replay, run_batch, up, version
 from octavo.client.errors import OctavoError
