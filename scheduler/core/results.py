@@ -125,6 +125,8 @@ class Results:
         decodes.append_several(indices, counts, token_ids)
         drafted = num_drafts > 0
         self._take_verified(indices[drafted], counts[drafted])
+        if self._speculator is not None and here.all():
+            self._speculator.note_verified(awaited, int(counts[drafted].sum() - drafted.sum()))
         ends = [decodes.sequences[index] for index in indices[ending].tolist()]
         if self._speculator is not None:
             self._speculator.take_tokens(rows, generations, token_ids, counts)

@@ -76,6 +76,7 @@ class SavedStep(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     num_prefill_tokens: int = 0
     # Without forced ones. Empty: none has any.
     num_drafts: list[int] = []
+    num_expected_drafts: float = 0.0
 
 
 class SavedDrafting(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -88,6 +89,8 @@ class SavedDrafting(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     # (tenant, cache_salt, its recent outputs)
     recent_outputs: list[tuple[str, str, list[list[int]]]]
     output_lengths: list[int] = []
+    # Expected and accepted drafts: `Worth`. None: not kept.
+    worth: tuple[float, float] | None = None
 
 
 class SavedPool(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -167,9 +170,9 @@ def save(state: State, num_arrivals: int) -> Snapshot:
 def _save_drafting(state: State) -> SavedDrafting | None:
     if state.drafting is None:
         return None
-    costs, hits, tries, recent_outputs, output_lengths = state.drafting.save()
+    costs, hits, tries, recent_outputs, output_lengths, worth = state.drafting.save()
     return SavedDrafting(
-        costs=costs, hits=hits, tries=tries, recent_outputs=recent_outputs, output_lengths=output_lengths
+        costs=costs, hits=hits, tries=tries, recent_outputs=recent_outputs, output_lengths=output_lengths, worth=worth
     )
 
 
@@ -242,6 +245,7 @@ def _save_step(awaited: StepInFlight, by_generation: dict[int, Sequence]) -> Sav
         is_empty=awaited.is_empty,
         num_prefill_tokens=awaited.num_prefill_tokens,
         num_drafts=num_drafts if any(num_drafts) else [],
+        num_expected_drafts=awaited.num_expected_drafts,
     )
 
 
@@ -296,7 +300,9 @@ def restore(snapshot: Snapshot, state: State) -> None:
     state.waiting.shares.restore(*snapshot.shares)
     if state.drafting is not None and snapshot.drafting is not None:
         saved = snapshot.drafting
-        state.drafting.restore(saved.costs, saved.hits, saved.tries, saved.recent_outputs, saved.output_lengths)
+        state.drafting.restore(
+            saved.costs, saved.hits, saved.tries, saved.recent_outputs, saved.output_lengths, saved.worth
+        )
 
 
 def _restore_fault_isolation(saved: SavedFaultIsolation, state: State) -> None:
@@ -365,6 +371,7 @@ def _restore_step(saved: SavedStep, by_generation: dict[int, Sequence]) -> StepI
         # None: `Decodes.locate` finds them.
         decodes_version=None,
         num_drafts=np.array(counts, np.int64) if any(counts) else None,
+        num_expected_drafts=saved.num_expected_drafts,
         has_forced=bool(saved.drafts),
         finishing=[(by_generation[generation], generation) for generation in saved.finishing],
         is_empty=saved.is_empty,

@@ -52,6 +52,10 @@ class Speculator:
             scope=(request.tenant, request.cache_salt),
         )
 
+    def note_verified(self, awaited: StepInFlight, num_accepted: int) -> None:
+        """Takes how many of a step's drafts were accepted."""
+        self._drafting.worth.note_verified(awaited.num_expected_drafts, num_accepted)
+
     def take_drafts(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
         """Takes what the workers' drafter proposes."""
         if self._drafting.workers >= 0:
@@ -74,7 +78,7 @@ class Speculator:
         # One token is on its way, and a step samples one more than it accepts.
         most = np.maximum(np.minimum(num_proposed, decodes.num_missing(indices) - 2), 0)
         budget = self._state.settings.max_num_batched_tokens - len(decodes)
-        counts = drafting.choose(rates, most, num_rows=len(decodes), num_tokens=len(decodes), budget=budget)
+        counts, _ = drafting.choose(rates, most, num_rows=len(decodes), num_tokens=len(decodes), budget=budget)
         decodes.wait_all(indices[_expected(rates, counts) >= _LEAST_WORTH_WAITING])
 
     def choose(self, selection: Selection, draft: PlanDraft, budget: int) -> Selection:
@@ -92,13 +96,15 @@ class Speculator:
             return selection
         rows, generations = decodes.rows_of(indices)
         if not drafting.propose_any(rows):
+            drafting.worth.note_gain(1.0)
             return selection
         token_ids, num_proposed, rates = drafting.best(rows, generations)
         # A step also samples the token after the last accepted draft.
         most = np.minimum(num_proposed, decodes.num_missing(indices) - 1)
         # A sequence in a step in flight can't get any.
         most[~decodes.without_steps(indices)] = 0
-        counts = drafting.choose(rates, most, num_rows=len(indices), num_tokens=num_tokens, budget=budget)
+        counts, gain = drafting.choose(rates, most, num_rows=len(indices), num_tokens=num_tokens, budget=budget)
+        drafting.worth.note_gain(gain)
         if not counts.any():
             return selection
         counts = self._cut_at_ends(token_ids, counts)
@@ -107,6 +113,7 @@ class Speculator:
         if not chosen.any():
             return selection
         self._advance(indices[chosen], counts[chosen], token_ids[chosen], draft)
+        draft.num_expected_drafts = float(_expected(rates, counts).sum())
         return indices[~chosen]
 
     def _cut_at_ends(self, token_ids: np.ndarray, counts: np.ndarray) -> np.ndarray:

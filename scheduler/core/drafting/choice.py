@@ -44,14 +44,19 @@ class CostTable:
         first, *_, last = self._table(_LONG_STEP + 1)[1 : _LONG_STEP + 1]
         return float(last - first) / (_LONG_STEP - 1) * self.draft_seconds(1) / float(first)
 
-    def could_pay(self, num_rows: int, num_tokens: int, most: int) -> bool:
+    def could_pay(self, num_rows: int, num_tokens: int, most: int, *, by_workers: bool = False) -> bool:
         """True if drafts would pay in a step of so many rows and tokens, if nearly all were right. most: upper bound of
-        a row's drafts."""
+        a row's drafts. by_workers: only the workers draft, which takes them time."""
         known = self._could_pay.get((num_rows, num_tokens))
         if known is None:
-            values = np.repeat(MOST_RATE ** np.arange(1, most + 1), num_rows)
-            gains = (num_rows + np.append(0.0, values.cumsum())) / self.seconds(num_tokens, len(values) + 1)
-            known = bool(gains.max() >= LEAST_GAIN * gains[0])
+            values_K = MOST_RATE ** np.arange(1, most + 1)
+            if by_workers:
+                # As few rows as one may have drafts.
+                known = any(choose_depth(number * values_K, num_rows, number, self)[0] for number in {1, num_rows})
+            else:
+                values = np.repeat(values_K, num_rows)
+                gains = (num_rows + np.append(0.0, values.cumsum())) / self.seconds(num_tokens, len(values) + 1)
+                known = bool(gains.max() >= LEAST_GAIN * gains[0])
             if len(self._could_pay) >= _MOST_KNOWN:
                 self._could_pay.clear()
             self._could_pay[num_rows, num_tokens] = known
@@ -79,28 +84,36 @@ class CostTable:
 
 
 def choose_counts(
-    rates_L: np.ndarray, most_L: np.ndarray, *, num_rows: int, num_tokens: int, budget: int, costs: CostTable
-) -> np.ndarray:
-    """int64 [L]: the number of drafts of each row.
+    rates_L: np.ndarray,
+    most_L: np.ndarray,
+    *,
+    num_rows: int,
+    num_tokens: int,
+    budget: int,
+    costs: CostTable,
+    trust: float = 1.0,
+) -> tuple[np.ndarray, float]:
+    """int64 [L]: the number of drafts of each row; and the expected tokens a second over those without drafts.
 
     rates_L: the probability that a draft of a row is right. most_L: upper bounds. num_rows, num_tokens: rows that
-    sample in the step, and tokens that it computes without drafts. budget: tokens that it has left.
+    sample in the step, and tokens that it computes without drafts. budget: tokens that it has left. trust: the share of
+    the expected drafts that come true.
     """
     most = int(most_L.max(initial=0))
     if not most or budget < 1:
-        return np.zeros(len(rates_L), np.int64)
+        return np.zeros(len(rates_L), np.int64), 1.0
     # The value of each draft; those of one row fall.
     values_LK = np.multiply.accumulate(np.broadcast_to(rates_L[:, None], (len(rates_L), most)), axis=1)
     values_LK = np.where(np.arange(most) < most_L[:, None], values_LK, 0.0)
     # Rows before others where they are equal.
     values_LK *= (1.0 - 1e-9 * np.arange(len(rates_L)))[:, None]
     sorted_values = np.sort(values_LK, axis=None)[::-1][:budget]
-    tokens = num_rows + np.append(0.0, sorted_values.cumsum())
+    tokens = num_rows + trust * np.append(0.0, sorted_values.cumsum())
     gains = tokens / costs.seconds(num_tokens, len(tokens))
     best = int(gains.argmax())
     if not best or gains[best] < LEAST_GAIN * gains[0]:
-        return np.zeros(len(rates_L), np.int64)
-    return np.count_nonzero(values_LK >= sorted_values[best - 1], axis=1)
+        return np.zeros(len(rates_L), np.int64), 1.0
+    return np.count_nonzero(values_LK >= sorted_values[best - 1], axis=1), float(gains[best] / gains[0])
 
 
 def choose_depth(values_K: np.ndarray, num_rows: int, num_drafting: int, costs: CostTable) -> tuple[int, float]:

@@ -12,6 +12,7 @@ from scheduler.core.drafting.lookup import Lookup
 from scheduler.core.drafting.outputs import MOST_SCOPES, RecentOutputs, Scope
 from scheduler.core.drafting.rates import MOST_RATE, Rates
 from scheduler.core.drafting.texts import Texts
+from scheduler.core.drafting.worth import Worth
 from scheduler.core.messages import CoreSettings, Speculation, StepCosts
 
 # Tokens of the contexts of SuffixDecoding's tree (Oliaro and others, 2024, arXiv 2411.04975) that are tried here: the
@@ -52,6 +53,7 @@ class Drafting:
         num_drafters = len(self._names)
         num_levels = max((lookup.num_orders for lookup in self._lookups.values()), default=1)
         self.rates, self.costs = Rates(num_drafters, num_rows, num_levels), CostTable()
+        self.worth = Worth()
         # None where nothing depends on them.
         self.lengths = OutputLengths() if speculation.workers_catch_up else None
         # By drafter and row: what it proposes for the next tokens, how many of them, and the level of its context.
@@ -74,9 +76,11 @@ class Drafting:
         return self._rests
 
     def rest(self, num_rows: int, num_tokens: int) -> bool:
-        """Returns True if the drafters rest in a step of so many rows and tokens: no draft could pay in it. They take
-        tokens later then, many at once, and propose nothing."""
-        rests = not self.costs.could_pay(num_rows, num_tokens, self.num_drafts)
+        """Returns True if the drafters rest in a step of so many rows and tokens: no draft could pay in it, or they
+        pause as none did lately. They take tokens later then, many at once, and propose nothing."""
+        # The workers' drafter does not pause: while it lacks tokens, its drafts are still to come.
+        rests = self.workers < 0 and self.worth.pauses()
+        rests = rests or not self.costs.could_pay(num_rows, num_tokens, self.num_drafts, by_workers=not self._lookups)
         if rests and not self._rests:
             self._num_proposed_DR[:] = 0
         elif self._rests and not rests:
@@ -231,9 +235,17 @@ class Drafting:
 
     def choose(
         self, rates_L: np.ndarray, most_L: np.ndarray, *, num_rows: int, num_tokens: int, budget: int
-    ) -> np.ndarray:
-        """The number of drafts of each row: see `choose_counts`."""
-        return choose_counts(rates_L, most_L, num_rows=num_rows, num_tokens=num_tokens, budget=budget, costs=self.costs)
+    ) -> tuple[np.ndarray, float]:
+        """The number of drafts of each row, and what they should gain: see `choose_counts`."""
+        return choose_counts(
+            rates_L,
+            most_L,
+            num_rows=num_rows,
+            num_tokens=num_tokens,
+            budget=budget,
+            costs=self.costs,
+            trust=self.worth.trust,
+        )
 
     def bounds(self, rows_L: np.ndarray, generations_L: np.ndarray) -> np.ndarray:
         """The most drafts of each row that its request allows; 0 for rows that are not known."""
@@ -287,10 +299,15 @@ class Drafting:
     def save(
         self,
     ) -> tuple[
-        StepCosts | None, list[list[float]], list[list[float]], list[tuple[str, str, list[list[int]]]], list[int]
+        StepCosts | None,
+        list[list[float]],
+        list[list[float]],
+        list[tuple[str, str, list[list[int]]]],
+        list[int],
+        tuple[float, float],
     ]:
-        """Returns costs, hits and tries by kind, recent outputs, and lengths of outputs, for `restore`. Forgets the
-        rows: their tokens are told again, as to the core that is restored."""
+        """Returns costs, hits and tries by kind, recent outputs, lengths of outputs, and expected and accepted drafts,
+        for `restore`. Forgets the rows: their tokens are told again, as to the core that is restored."""
         self._generation_R[:] = 0
         self._num_proposed_DR[:] = 0
         self._level_DR[:] = -1
@@ -299,7 +316,8 @@ class Drafting:
         self.rates.forget_rows()
         hits, tries = self.rates.save()
         recent_outputs = [] if self._recent is None else self._recent.save()
-        return self.costs.costs, hits, tries, recent_outputs, [] if self.lengths is None else self.lengths.save()
+        lengths = [] if self.lengths is None else self.lengths.save()
+        return self.costs.costs, hits, tries, recent_outputs, lengths, self.worth.save()
 
     def restore(
         self,
@@ -308,11 +326,14 @@ class Drafting:
         tries: list[list[float]],
         recent_outputs: list[tuple[str, str, list[list[int]]]],
         output_lengths: list[int],
+        worth: tuple[float, float] | None,
     ) -> None:
-        """Takes what `save` returned."""
+        """Takes what `save` returned. worth: None: it was not kept then."""
         self.costs.set(costs)
         self.rates.restore(hits, tries)
         if self._recent is not None:
             self._recent.restore(recent_outputs)
         if self.lengths is not None:
             self.lengths.restore(output_lengths)
+        if worth is not None:
+            self.worth.restore(*worth)

@@ -143,6 +143,8 @@ class StepInFlight:
     decodes_version: int | None
     # Number of drafts of each; None: none has any.
     num_drafts: np.ndarray | None = None
+    # How many of the drafts should be accepted, without forced tokens.
+    num_expected_drafts: float = 0.0
     # True if there are forced tokens among the drafts.
     has_forced: bool = False
     # Sequences whose prefill this step completes, with their generations at the time of the plan.
@@ -225,7 +227,10 @@ class InFlight:
 class PlanDraft:
     """Collects what one step computes. Decodes are added last, once none of them can lose its place any more."""
 
-    __slots__ = ("_grown", "chunks", "drafts", "finishing", "lacks_blocks", "new_rows", "speculative", "swapped_in")
+    __slots__ = (
+        "_grown", "chunks", "drafts", "finishing", "lacks_blocks", "new_rows", "num_expected_drafts", "speculative",
+        "swapped_in",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.new_rows: list[PlannedRow] = []
@@ -234,8 +239,9 @@ class PlanDraft:
         # The sequences in `chunks` that complete their prefill, and those that verify forced tokens.
         self.finishing: list[Sequence] = []
         self.drafts: list[Sequence] = []
-        # The decodes with drafts.
+        # The decodes with drafts, and how many of these should be accepted.
         self.speculative: SpeculativeRows | None = None
+        self.num_expected_drafts = 0.0
         # A sequence has been preempted, or sits the step out, for lack of blocks.
         self.lacks_blocks = False
         # (sequence, its generation then, blocks)
@@ -359,6 +365,7 @@ class PlanDraft:
             positions=positions,
             decodes_version=None if chunked or speculative is not None else decodes_version,
             num_drafts=num_drafts,
+            num_expected_drafts=self.num_expected_drafts,
             has_forced=bool(self.drafts),
             finishing=[(sequence, sequence.generation) for sequence in self.finishing],
             num_prefill_tokens=sum(count for sequence, count in self.chunks if not sequence.drafts),
