@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from configs.features import CONSTRAINT
 from protos import inference_pb2 as pb
+from runtime.media.packed import PackedItem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,9 @@ class Request:
     # Its deltas have the reasoning.
     include_reasoning: bool = True
     trace: RequestTrace = UNTRACED
+    # The images and videos among the prompt's tokens, and their files.
+    items: Sequence[pb.ItemSpan] = ()
+    item_files: Sequence[PackedItem] = ()
 
     @property
     def attempt(self) -> int:
