@@ -10,7 +10,7 @@
     ├── UnknownRequest       NOT_FOUND            no replica knows the request (any more)
     ├── NotMigrated          FAILED_PRECONDITION  no other replica can continue the request (now)
     ├── MissingFeature       FAILED_PRECONDITION  no replica has a feature that the request needs
-    ├── ItemsNeeded          FAILED_PRECONDITION  a resume has to bring its images and videos again (reason ITEMS_NEEDED)
+    ├── ItemsNeeded          FAILED_PRECONDITION  a resume has to bring its items again (reason ITEMS_NEEDED)
     ├── DuplicateRequest     ALREADY_EXISTS       a live request has this id (and attempt)
     ├── Superseded           ABORTED              a higher attempt of the request is live
     ├── Cancelled            CANCELLED            Cancel was called

@@ -1,4 +1,4 @@
-"""Ends a gRPC call with the status of what it raised, with a reason for programs, and with a delay after which to retry.
+"""Ends a gRPC call with the status of what it raised, a reason for programs, and a delay after which to retry.
 
 The delay is sent twice: as google.rpc.RetryInfo (AIP-193), for programs; and as pushback (gRFC A6), for the retries by
 gRPC itself in clients whose service config has a retryPolicy, which need no code for it in any language.

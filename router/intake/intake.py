@@ -21,13 +21,13 @@ from router.intake import validation
 from router.intake.admission import Admission
 from router.intake.bans import ban, check_bans
 from router.intake.constraints import Constraints, check_constraint
+from router.intake.media.items import Items
+from router.intake.media.store import Held
 from router.intake.outputs import Outputs, includes_reasoning
 from router.intake.prompts import Prompts
 from router.intake.thinking import check_enforced
 from router.intake.tool_schemas import wrong_tool
 from router.intake.validation import resolve_logprobs, resolve_sampling
-from router.intake.media.items import Items
-from router.intake.media.store import Held
 from router.parsing.grammar import enforced_schemas
 from router.replicas.broadcast import broadcast_cancel
 from router.replicas.dispatcher import Dispatcher

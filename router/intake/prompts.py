@@ -3,11 +3,11 @@
 from protos import inference_pb2 as pb
 from router.errors import InvalidRequest
 from router.intake import validation
-from router.intake.validation import truncation
 from router.intake.media.items import Items
 from router.intake.media.prompts import Prompt, check_no_placeholders, check_resumed, cut, expanded, num_tokens
 from router.intake.media.read import ReadItem
 from router.intake.media.store import Held
+from router.intake.validation import truncation
 from router.text.chat_template import TemplateError
 from router.text.tokenizer import TooManyTokensError
 from router.text.tokenizer_pool import TokenizerPool
@@ -23,9 +23,7 @@ class Prompts:
         self._items = items
         self._trusts_templates = trusts_templates
 
-    async def of_request(
-        self, message: pb.GenerateRequest, model: pb.ModelInfo, media_json: str, held: Held
-    ) -> Prompt:
+    async def of_request(self, message: pb.GenerateRequest, model: pb.ModelInfo, media_json: str, held: Held) -> Prompt:
         """Returns the prompt of a request that `check_request` has accepted. media_json: ModelInfo's of a replica that
         takes items; empty: there is none. held: gets the items. Raises RequestError."""
         recipe = self._items.recipe(media_json)

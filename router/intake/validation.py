@@ -30,8 +30,8 @@ from protos.inference_pb2 import (
     SamplingParams,
 )
 from router.errors import InvalidRequest, UnknownModel
-from router.intake.tools import check_calls, check_tools
 from router.intake.media.asked import check_parts
+from router.intake.tools import check_calls, check_tools
 from router.text.request_templates import MAX_TEMPLATE_CHARS
 
 

@@ -59,8 +59,10 @@ class ReplicaSet:
     @property
     def media_json(self) -> str:
         """ModelInfo.media_json of the replicas that take items; empty: none of them does."""
-        models = (each.session.welcome.model for each in self.replicas if each.session is not None)
-        return next((model.media_json for model in models if model.media_json), "" if self._model is None else self._model.media_json)
+        models = [each.session.welcome.model for each in self.replicas if each.session is not None]
+        # While there is no Session, the latest model says what it takes.
+        models += [] if self._model is None else [self._model]
+        return next((model.media_json for model in models if model.media_json), "")
 
     @property
     def max_logprobs(self) -> int:

@@ -27,7 +27,6 @@ from router.replicas.slices import run_in_slices
 from runtime.media.packed import PackedItem
 from runtime.wire import SESSION_MESSAGE_BYTES, SESSION_PART_TOKENS
 
-
 # Bytes of an item in one message, with room for its other fields.
 _ITEM_PART_BYTES = SESSION_MESSAGE_BYTES - 4096
 # Names of items that were sent last: others are sent again, which costs time only.
@@ -160,8 +159,9 @@ class Session:
         owner: GroupOwner,
         items: Sequence[PackedItem] = (),
     ) -> int:
-        """Sends a group. submit: without group and prompt, which are filled in here. items: those of submit.items; before
-        the group, those are sent that have not been. Returns the group's number.
+        """Sends a group. submit: without group and prompt, which are filled in here. Returns the group's number.
+
+        items: those of submit.items; what the scheduler has not got is sent before the group.
 
         Raises Exhausted if the output tokens of a resume alone are more than one message holds.
         """

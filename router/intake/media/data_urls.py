@@ -51,5 +51,7 @@ def decode_base64(text: str) -> bytes:
         try:
             decoded += binascii.a2b_base64(part, strict_mode=True)
         except (binascii.Error, ValueError) as error:
-            raise ValueError(f"its base64 can't be decoded ({error}): use A-Z, a-z, 0-9, +, / and = at the end") from None
+            raise ValueError(
+                f"its base64 can't be decoded ({error}): use A-Z, a-z, 0-9, +, / and = at the end"
+            ) from None
     return bytes(decoded)

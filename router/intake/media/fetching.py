@@ -140,7 +140,9 @@ class Fetcher:
         if url.scheme not in _PORTS:
             raise InvalidRequest(f"{shown}: use a data: URI, https:// or http://")
         if not self._domains:
-            raise InvalidRequest(f"{shown}: this router fetches nothing (allowed_media_domains is empty): send the data")
+            raise InvalidRequest(
+                f"{shown}: this router fetches nothing (allowed_media_domains is empty): send the data"
+            )
         if host not in self._domains:
             raise InvalidRequest(f"{shown}: its host is not one of allowed_media_domains: send the data")
         if url.userinfo:

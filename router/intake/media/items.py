@@ -40,12 +40,16 @@ class Items:
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="media")
 
     def recipe(self, media_json: str) -> Recipe | None:
-        """Returns the recipe of a model; None if it takes no items. media_json: ModelInfo's. Raises MissingFeature for one
-        that this version does not know."""
+        """Returns the recipe of a model; None if it takes no items. media_json: ModelInfo's.
+
+        Raises MissingFeature for one that this version does not know.
+        """
         try:
             return recipe_of(media_json) if media_json else None
         except ValueError as error:
-            raise MissingFeature(f"items: this router can't read the replicas' media_json ({error}): update it") from None
+            raise MissingFeature(
+                f"items: this router can't read the replicas' media_json ({error}): update it"
+            ) from None
 
     async def read(
         self, message: pb.GenerateRequest | pb.TokenizeRequest, recipe: Recipe | None, held: Held
@@ -68,7 +72,9 @@ class Items:
         spans = message.resume.items
         if not spans:
             if message.items:
-                raise InvalidRequest(f"items has {len(message.items)} entries, and resume.items none: give Started.items")
+                raise InvalidRequest(
+                    f"items has {len(message.items)} entries, and resume.items none: give Started.items"
+                )
             return []
         if recipe is None:
             raise InvalidRequest(f"resume.items has {len(spans)} entries, and this model takes text only")
@@ -79,7 +85,9 @@ class Items:
                 raise ItemsNeeded(f"resume.items[{missing[0]}] is not at this router: send the request's items again")
             return [item for item in found if item is not None]
         if len(message.items) != len(spans):
-            raise InvalidRequest(f"items has {len(message.items)} entries, and resume.items {len(spans)}: give all of them")
+            raise InvalidRequest(
+                f"items has {len(message.items)} entries, and resume.items {len(spans)}: give all of them"
+            )
         read = await self.read(message, recipe, held)
         for i, (span, item) in enumerate(zip(spans, read, strict=True)):
             if span.name != item.packed.name:
@@ -112,9 +120,7 @@ class Items:
         self, asked: Sequence[AskedItem], files: Sequence[Sequence[File]], options: pb.ItemOptions, recipe: Recipe
     ) -> list[ReadItem]:
         """Raises InvalidRequest."""
-        return [
-            read_item(each, own, options, recipe, self.limits) for each, own in zip(asked, files, strict=True)
-        ]
+        return [read_item(each, own, options, recipe, self.limits) for each, own in zip(asked, files, strict=True)]
 
     def _check_size(self, num_bytes: int) -> None:
         """Raises InvalidRequest."""
@@ -150,7 +156,9 @@ def _checked(
         if recipe.placeholder(each.kind) is None:
             raise InvalidRequest(f"{each.field} is set, and this model takes none of this kind: leave it out")
     limits.check_asked(asked)
-    return recipe, limits.resolved(message.item_options if isinstance(message, pb.GenerateRequest) else pb.ItemOptions())
+    return recipe, limits.resolved(
+        message.item_options if isinstance(message, pb.GenerateRequest) else pb.ItemOptions()
+    )
 
 
 def read_here(message: pb.GenerateRequest, recipe: Recipe | None, limits: MediaLimits) -> list[ReadItem]:
@@ -166,7 +174,9 @@ def read_here(message: pb.GenerateRequest, recipe: Recipe | None, limits: MediaL
         for i, image in enumerate(each.images):
             found = inline_file(image, each.image_field(i))
             if isinstance(found, str):
-                raise InvalidRequest(f"{each.image_field(i)}.url={found[:200]!r}: nothing is fetched here, give the file")
+                raise InvalidRequest(
+                    f"{each.image_field(i)}.url={found[:200]!r}: nothing is fetched here, give the file"
+                )
             files.append(found)
         read.append(read_item(each, files, options, recipe, limits))
     return read

@@ -54,7 +54,7 @@ class MediaLimits:
                 raise InvalidRequest(f"item_options.{name}=0: use at least 1, or leave it unset")
         if options.HasField("max_pixels") and options.min_pixels > options.max_pixels:
             raise InvalidRequest(
-                f"item_options.min_pixels={options.min_pixels} is above max_pixels={options.max_pixels}: use at most that"
+                f"item_options.min_pixels={options.min_pixels} is above max_pixels={options.max_pixels}: use less"
             )
         # Memory is reserved for items of that size.
         if self.defaults.HasField("max_pixels") and options.max_pixels > self.defaults.max_pixels:
@@ -78,7 +78,8 @@ class MediaLimits:
                     raise InvalidRequest(f"{each.field}.frames is empty: give at least one")
                 if kind == pb.ITEM_KIND_VIDEO and len(each.images) > (most := limit.num_frames or _MOST_FRAMES):
                     raise InvalidRequest(
-                        f"{each.field}.frames has {len(each.images)} entries: limit_mm_per_prompt allows num_frames={most}"
+                        f"{each.field}.frames has {len(each.images)} entries: limit_mm_per_prompt allows "
+                        f"num_frames={most}"
                     )
 
     def check_header(self, kind: pb.ItemKind, header: ImageHeader) -> None:
@@ -87,7 +88,8 @@ class MediaLimits:
         for side, size, most in (("width", header.width, limit.width), ("height", header.height, limit.height)):
             if most and size > most:
                 raise ValueError(
-                    f"it has {header.width} x {header.height} pixels: limit_mm_per_prompt allows {side}={most} for {name}s"
+                    f"it has {header.width} x {header.height} pixels: limit_mm_per_prompt allows {side}={most} for "
+                    f"{name}s"
                 )
 
 
@@ -98,7 +100,7 @@ def frames_per_second(asked: AskedItem) -> float:
     told = asked.frames_per_second or _FRAMES_PER_SECOND
     if not 0 < told <= _MOST_FRAMES_PER_SECOND:
         raise InvalidRequest(
-            f"{asked.field}.frames_per_second={told:g}: use a number above 0, up to {_MOST_FRAMES_PER_SECOND:g}, or 0 for "
-            f"{_FRAMES_PER_SECOND:g}"
+            f"{asked.field}.frames_per_second={told:g}: use 0 for {_FRAMES_PER_SECOND:g}, or up to "
+            f"{_MOST_FRAMES_PER_SECOND:g}"
         )
     return told

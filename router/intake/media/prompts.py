@@ -1,6 +1,6 @@
 """Prompts with items: one placeholder token stands for each until it is replaced by the tokens of the item's layout."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from protos import inference_pb2 as pb
@@ -64,10 +64,10 @@ def expanded(token_ids: Sequence[int], items: Sequence[ReadItem], recipe: Recipe
     return Prompt(built, tuple(spans), tuple(ordered))
 
 
-def _places(token_ids: Sequence[int], wanted: Sequence[int] | set[int] | object) -> list[tuple[int, int]]:
+def _places(token_ids: Sequence[int], wanted: Iterable[int]) -> list[tuple[int, int]]:
     """Returns position and token of each placeholder, in order."""
     places: list[tuple[int, int]] = []
-    for token_id in wanted:  # type: ignore[attr-defined]
+    for token_id in wanted:
         position = -1
         try:
             while True:
@@ -123,7 +123,9 @@ def check_resumed(
             )
     outside += ids[end:]
     check_no_placeholders(outside, recipe)
-    return Prompt(ids, tuple(item.span(span.first_token) for span, item in zip(spans, items, strict=True)), tuple(items))
+    return Prompt(
+        ids, tuple(item.span(span.first_token) for span, item in zip(spans, items, strict=True)), tuple(items)
+    )
 
 
 def check_no_placeholders(token_ids: Sequence[int], recipe: Recipe) -> None:
@@ -131,6 +133,6 @@ def check_no_placeholders(token_ids: Sequence[int], recipe: Recipe) -> None:
     for kind, name in KINDS.items():
         if recipe.placeholder(kind) is not None and recipe.embedded(kind) in token_ids:
             raise InvalidRequest(
-                f"resume.prompt_token_ids has the token {recipe.embedded(kind)} of {name}s outside of resume.items: give "
-                "Started.items as they came"
+                f"resume.prompt_token_ids has the token {recipe.embedded(kind)} of {name}s outside of resume.items: "
+                "give Started.items as they came"
             )

@@ -13,7 +13,6 @@ from runtime.media.headers import ImageHeader, read_header
 from runtime.media.packed import PackedItem
 from runtime.media.recipes.recipe import ItemSize, Layout, Recipe
 
-
 # Sides of an image that is larger than any that a model looks at as it is.
 _LARGE_SIDE = 8192
 
@@ -54,8 +53,10 @@ def inline_size(image: pb.Image) -> int:
 
 
 def inline_file(image: pb.Image, field: str) -> File | str:
-    """Returns the file that comes with the message, or the URL to fetch it from. Takes up to 5 ms a MB: not for an event
-    loop. Raises InvalidRequest."""
+    """Returns the file that comes with the message, or the URL to fetch it from. Raises InvalidRequest.
+
+    Takes up to 5 ms a MB: not for an event loop.
+    """
     if image.HasField("data"):
         return File(image.data, image.mime_type)
     url = image.url
@@ -115,8 +116,8 @@ def _check_options(field: str, size: ItemSize, layout: Layout, recipe: Recipe, l
     most = recipe.layout(largest).num_embeddings
     if layout.num_embeddings > most:
         raise InvalidRequest(
-            f"item_options give {field} {layout.num_embeddings} embeddings: mm_processor_kwargs and limit_mm_per_prompt "
-            f"allow {most}; use lower min_pixels and max_pixels"
+            f"item_options give {field} {layout.num_embeddings} embeddings: mm_processor_kwargs and "
+            f"limit_mm_per_prompt allow {most}; use lower min_pixels and max_pixels"
         )
 
 
