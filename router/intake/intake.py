@@ -123,6 +123,12 @@ class Intake:
         model = self._replicas.model
         return 0 if model is None else model.max_model_len
 
+    @property
+    def max_item_bytes(self) -> int:
+        """The most bytes of images and videos that a request may have; 0: it has none."""
+        limits = self.items.limits
+        return limits.max_request_bytes if limits.takes_items and self._replicas.media_json else 0
+
     def parses(self, chat: pb.ChatPrompt) -> bool:
         """Tells whether the served model's formats tell more apart in a chat's output than its answer."""
         return self._outputs.are_parsed(chat)
