@@ -160,8 +160,8 @@ async def test_anthropics_messages(url: str, scheduler: FakeScheduler) -> None:
         wrong: Any = {"type": "image", "source": {**source, "media_type": "image/jpeg"}}
         with pytest.raises(anthropic.BadRequestError, match="but the data is PNG"):
             await client.messages.create(model="", max_tokens=1, messages=[{"role": "user", "content": [wrong]}])
+        document: Any = {"type": "document", "source": source}
         with pytest.raises(anthropic.BadRequestError, match="type='document': this API takes text and image"):
-            document: Any = {"type": "document", "source": source}
             await client.messages.create(model="", max_tokens=1, messages=[{"role": "user", "content": [document]}])
 
 

@@ -93,7 +93,8 @@ class Source(Fields):
     def _is_whole(self) -> Self:
         name = "url" if self.type == "url" else "data"
         if not getattr(self, name):
-            raise PydanticCustomError("no_source", "a source of type {type} needs {name}", {"type": self.type, "name": name})
+            words = {"type": self.type, "name": name}
+            raise PydanticCustomError("no_source", "a source of type {type} needs {name}", words)
         return self
 
 

@@ -115,7 +115,7 @@ def tokenize_message(request: TokenizeRequest | TokenizeChatRequest) -> pb.Token
     else:
         if request.mm_processor_kwargs is not None and request.mm_processor_kwargs.options().ByteSize():
             raise BadRequestError(
-                "mm_processor_kwargs: tokens are counted with the server's own: leave it out", param="mm_processor_kwargs"
+                "mm_processor_kwargs: tokens are counted with the server's own", param="mm_processor_kwargs"
             )
         message.chat.CopyFrom(_chat(request))
         add_tools(message.chat, request.tools)

@@ -49,7 +49,7 @@ class Bodies:
         self._turns = Turns(1)
 
     async def parse(self, request: Request, kind: Kind, request_id: str, held: contextlib.ExitStack) -> Parsed:
-        """held: ends the body's share, unless it is accepted earlier (security.held.release): its messages are as large.
+        """held: ends the body's share, unless it is accepted earlier (security.held.release).
 
         Raises BadRequestError, RouterFull, and starlette's ClientDisconnect.
         """

@@ -55,8 +55,7 @@ class Parsed:
     ignored: tuple[str, ...] = ()
 
     def take_requests(self) -> list[pb.GenerateRequest]:
-        """Returns the messages of a completion or chat, which are not here any more: they may be large, and the answer may
-        last."""
+        """Returns the messages of a completion or chat, which are not here any more: they may be large."""
         taken = [message for message in self.messages if isinstance(message, pb.GenerateRequest)]
         self.messages.clear()
         return taken

@@ -51,7 +51,8 @@ class Part(_Typed):
     def _is_whole(self) -> Self:
         name = "image_url" if self.type == "input_image" else "text"
         if name not in self.model_fields_set:
-            raise PydanticCustomError("incomplete", "a part of type {type} needs {name}", {"type": self.type, "name": name})
+            words = {"type": self.type, "name": name}
+            raise PydanticCustomError("incomplete", "a part of type {type} needs {name}", words)
         return self
 
 
