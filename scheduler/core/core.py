@@ -140,6 +140,12 @@ class Core:
         the workers are ready; they get the items after the plans made so far."""
         return self._state.items.take_wanted()
 
+    def wants_item(self, number: int) -> bool:
+        """True if a live group needs an item that `take_wanted_items` returned and that has not come yet. If none does,
+        and the item was not sent, `item_failed` ends the matter."""
+        item = self._state.items.asked(number)
+        return item is not None and item.num_needing > 0
+
     def item_prepared(self, number: int) -> None:
         """Notes that the workers, all ranks that encode, have prepared an item that `take_wanted_items` returned in
         this epoch."""
@@ -148,8 +154,10 @@ class Core:
             self._state.items.prepared(item)
 
     def item_failed(self, number: int, message: str, now: float) -> list[SequenceEnd]:
-        """Notes that a rank can't prepare such an item. Returns the ends of the sequences that need it, which `take_ends`
-        does not report. message: why, for the client."""
+        """Notes that a rank can't prepare such an item. message: why, for the client.
+
+        Returns the ends of the sequences that need it; `take_ends` does not report them.
+        """
         return self._state.fail_item(number, message, now)
 
     # --- Steps
@@ -277,6 +285,10 @@ class Core:
     @property
     def num_steps_in_flight(self) -> int:
         return len(self._state.in_flight)
+
+    def is_queued(self, group: int) -> bool:
+        """True if a live group waits for its first run."""
+        return self._state.admission.is_queued(group)
 
     def timeline(self, group: int) -> Timeline | None:
         """The timeline of a live or recently finished group; None if it is not known."""

@@ -60,7 +60,7 @@ class Cancel(Record, tag="cancel"):
 
 
 class RowRecord(Record):
-    """A PlannedRow without `sampling`. It has only a digest of its token ids, and nothing of its items: both follow from
+    """A PlannedRow without `sampling`. It has only a digest of its token ids and none of its items: these follow from
     earlier records."""
 
     row: int

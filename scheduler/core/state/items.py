@@ -1,8 +1,8 @@
 """The items of prompts (images, videos): what the workers have prepared of them, and the cache of their embeddings.
 
 An item's embeddings must be in the workers' cache in every step that computes a token of it. A sequence holds them from
-the plan that first needs them to the plan that computes the last of the item's tokens. Embeddings that are not held stay
-until others need the room; the least recently used go first.
+the plan that first needs them to the plan that computes the last of the item's tokens. What is not held stays until
+others need the room; the least recently used embeddings go first.
 
 Between two plans a sequence holds one item at most, the one whose tokens it is in the middle of, and needs no room in
 the cache to get past it. So nothing waits in a circle. Room goes by order: while a sequence lacks room, those behind it
@@ -35,7 +35,8 @@ class Items:
         self._budget = settings.max_num_encoder_input_tokens
         # Prefills are whole: all items of one are encoded in one step.
         self._is_whole = not settings.enable_chunked_prefill
-        self.by_name: dict[bytes, Item] = {}
+        # By name and number of embeddings: a request that is wrong about the latter shares nothing with others.
+        self._items: dict[tuple[bytes, int], Item] = {}
         self._by_number: dict[int, Item] = {}
         # Numbers given out so far, counted from 1.
         self.num_numbers = 0
@@ -60,7 +61,7 @@ class Items:
         self._num_cached = self._num_held = self._num_with_input = 0
         # Cached and not held; least recently used first.
         self._unheld: OrderedDict[int, Item] = OrderedDict()
-        for item in list(self.by_name.values()):
+        for item in list(self._items.values()):
             item.is_cached, item.input = False, ItemInput.ABSENT
             self._remove_if_unused(item)
         self._wanted.clear()
@@ -75,11 +76,11 @@ class Items:
         """Adds the items of a group, which all its sequences need."""
         items = []
         for span in group.request.items:
-            item = self.by_name.get(span.name)
+            item = self._items.get((span.name, span.num_embeddings))
             if item is None:
                 self.num_numbers += 1
                 item = Item(self.num_numbers, span.name, span.num_embeddings)
-                self.by_name[item.name] = self._by_number[item.number] = item
+                self._items[item.key] = self._by_number[item.number] = item
             item.num_groups += 1
             item.num_needing += len(group.sequences)
             items.append(item)
@@ -185,7 +186,7 @@ class Items:
 
     def _remove_if_unused(self, item: Item) -> None:
         if not item.num_groups and not item.is_cached and item.input is ItemInput.ABSENT:
-            del self.by_name[item.name], self._by_number[item.number]
+            del self._items[item.key], self._by_number[item.number]
 
     # --- Plans
 
@@ -256,7 +257,7 @@ class Items:
         for item in passed:
             self._release(item)
             self._need_no_more(item)
-        self.is_used = bool(self.by_name or self._forgotten)
+        self.is_used = bool(self._items or self._forgotten)
 
     def _hold(self, item: Item) -> None:
         item.num_holders += 1
@@ -290,7 +291,7 @@ class Items:
         """Returns the items, the unheld ones in their order, and those that no plan has called forgotten yet."""
         items = [
             (item.number, item.name, item.num_embeddings, item.is_cached, item.input.value)
-            for item in self.by_name.values()
+            for item in self._items.values()
         ]
         return items, list(self._unheld), list(self._forgotten)
 
@@ -301,12 +302,12 @@ class Items:
         for number, name, num_embeddings, is_cached, state in items:
             item = Item(number, name, num_embeddings)
             item.is_cached, item.input = is_cached, ItemInput(state)
-            self.by_name[name] = self._by_number[number] = item
+            self._items[item.key] = self._by_number[number] = item
             self._num_cached += num_embeddings * is_cached
             self._num_with_input += num_embeddings * (item.input is not ItemInput.ABSENT)
         self._forgotten = dict.fromkeys(forgotten)
         for group in groups:
-            group.items = tuple(self.by_name[span.name] for span in group.request.items)
+            group.items = tuple(self._items[span.name, span.num_embeddings] for span in group.request.items)
             for item in group.items:
                 item.num_groups += 1
             for sequence in group.sequences.values():
@@ -315,14 +316,14 @@ class Items:
                 if sequence.holds_item:
                     self._hold(group.items[sequence.next_item])
         self._unheld = OrderedDict((number, self._by_number[number]) for number in unheld)
-        self.is_used = bool(self.by_name or self._forgotten)
+        self.is_used = bool(self._items or self._forgotten)
 
     # --- Integrity
 
     def check_integrity(self, groups: Iterable[Group]) -> None:
         """Asserts that all counts agree with the groups and their sequences. Between two plans only."""
         live = list(groups)
-        for item in self.by_name.values():
+        for item in self._items.values():
             spans = [
                 (sequence, index)
                 for group in live
@@ -337,16 +338,16 @@ class Items:
             assert (item.number in self._unheld) == (item.is_cached and not item.num_holders)
             assert item.num_groups or item.is_cached or item.input is not ItemInput.ABSENT, "an unused item stays"
             assert item.num_needing or item.input is not ItemInput.PREPARED, "an input stays that nothing needs"
-        assert self._by_number == {item.number: item for item in self.by_name.values()}
-        assert all(item is self.by_name.get(item.name) for group in live for item in group.items)
-        items = self.by_name.values()
+        assert self._by_number == {item.number: item for item in self._items.values()}
+        assert all(item is self._items.get(item.key) for group in live for item in group.items)
+        items = self._items.values()
         assert self._num_cached == sum(item.num_embeddings for item in items if item.is_cached)
         assert self._num_held == sum(item.num_embeddings for item in items if item.num_holders)
         assert self._num_with_input == sum(i.num_embeddings for i in items if i.input is not ItemInput.ABSENT)
         assert self._num_cached <= self._size, "the cache of embeddings is overfull"
         assert not self._passed
         assert not self._encoded
-        assert self.is_used or not self.by_name
+        assert self.is_used or not self._items
         for group in live:
             for sequence in group.sequences.values():
                 if sequence.row < 0:

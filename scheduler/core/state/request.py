@@ -42,6 +42,10 @@ class Item:
         self.is_cached = False
         self.input = ItemInput.ABSENT
 
+    @property
+    def key(self) -> tuple[bytes, int]:
+        return self.name, self.num_embeddings
+
 
 class SequenceStatus(Enum):
     # Has never run.
