@@ -165,7 +165,7 @@ class Runner:
             _check_states(plan, rows.block_size)
         self._swap_space.apply(plan)
         rows.apply(plan)
-        if rows.items is not None:
+        if rows.items is not None or plan.encoded_items:
             self._encode(plan)
         if self._drafter is not None:
             self._drafter.note_plan()
