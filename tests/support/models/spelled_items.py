@@ -12,7 +12,7 @@ import torch
 from configs.groups.media import ItemLimits
 from kernels.backend import Backend, torch_backend
 from kernels.cpu_backend import cpu_backend
-from kernels.shard import Stage
+from kernels.shard import ALL_LAYERS, Stage
 from protos import inference_pb2 as pb
 from protos import step_pb2
 from runtime.media.names import serialized
@@ -129,7 +129,7 @@ def load_decoder(model: Path, backend: Backend, *, has_axes: bool) -> Decoder:
 
 
 def item_runner(
-    model: Path, *, has_axes: bool = False, native: bool = True, stage: Stage = Stage(), cache_size: int = 64,
+    model: Path, *, has_axes: bool = False, native: bool = True, stage: Stage = ALL_LAYERS, cache_size: int = 64,
     num_blocks: int = 64, block_size: int = 8, num_swap_blocks: int = 0, max_num_batched_tokens: int = 64,
     max_steps_in_flight: int = 1, most_input_bytes: int = 1 << 20,
 ) -> tuple[Runner, SpelledEncoder]:  # fmt: skip

@@ -1,5 +1,5 @@
-"""Embeddings of items take the place of placeholders: a prompt with items gives the bits of one that spells their tokens
-out, however its steps are cut."""
+"""Embeddings of items take the place of placeholders: a prompt with items gives the bits of one that spells out their
+tokens, however its steps are cut."""
 
 import threading
 from collections.abc import Sequence
