@@ -24,10 +24,10 @@ def mrope_positions(num_tokens: int, items: Iterable[Span]) -> tuple[np.ndarray,
     place of each later token to get its position, the same on all axes.
 
     As get_rope_index of transformers 5.23: tokens of text have equal positions on all axes; an item begins where
-    the text before it ended, and the text after it begins as far on as the item is high or wide, whatever its time. So
-    the positions of tokens that follow the prompt, which begin behind all others, depend on where the prompt ended: take
-    the number of tokens of the prompt, not of all tokens so far. items: those of the prompt, in order, each with a grid
-    that has as many places as the item has tokens. Raises ValueError for items that do not fit.
+    the text before it ended, and the text after it begins as far on as the item is high or wide, whatever its time.
+    Tokens that follow the prompt begin behind all positions of the prompt, those in time, too. So num_tokens counts the
+    prompt, not all tokens so far. items: those of the prompt, in order, each with a grid that has as many places as the
+    item has tokens. Raises ValueError for items that do not fit.
     """
     positions = np.empty((3, num_tokens), np.int32)
     place = position = 0
@@ -36,7 +36,8 @@ def mrope_positions(num_tokens: int, items: Iterable[Span]) -> tuple[np.ndarray,
         end = item.first_token + item.num_tokens
         if not place <= item.first_token <= end <= num_tokens:
             raise ValueError(
-                f"an item has tokens {item.first_token} to {end}: items must follow each other within {num_tokens} tokens"
+                f"an item has tokens {item.first_token} to {end}: items must follow each other within {num_tokens} "
+                "tokens"
             )
         text = item.first_token - place
         positions[:, place : place + text] = np.arange(position, position + text, dtype=np.int32)
