@@ -209,7 +209,8 @@ class Runner:
 
     def warm_up(self) -> None:
         """Runs a prefill and a decode through the real step, so that everything is allocated for the first request."""
-        for plan in warm_up_plans(self._rows):
+        item = None if self.items is None else self.items.warm_up(self._rows.max_num_batched_tokens)
+        for plan in warm_up_plans(self._rows, item):
             self.execute(plan)
         self.reset()
 

@@ -96,6 +96,9 @@ class SpelledEncoder(Encoder):
         self.num_encoded += 1
         return self._table_VE[list(prepared.token_ids)].float()
 
+    def workspace_bytes(self, size: ItemSize) -> int:
+        return 4 * self.hidden_size * self.recipe.layout(size).num_embeddings
+
     def largest(self, limits: ItemLimits) -> ItemSize | None:
         if not limits.image.count:
             return None
