@@ -31,7 +31,8 @@ OF_SCHEDULERS = frozenset({"repetition_detection"})
 
 def of_worker(model: Any) -> frozenset[str]:
     """Returns what a worker with this ModelInfo honours."""
-    return OF_WORKERS | {CONSTRAINT, THINKING_BUDGET} if model.grammar_engine else OF_WORKERS
+    of_grammars = {CONSTRAINT, THINKING_BUDGET} if model.grammar_engine else set[str]()
+    return OF_WORKERS | of_grammars | ({ITEMS} if model.media_json else set())
 
 
 def needed_by(sampling: Any) -> frozenset[str]:

@@ -45,6 +45,11 @@ class Encoder(ABC):
         """Returns float32 [num_embeddings, hidden_size]. Called on the step's thread, in no ForwardContext."""
 
     @abstractmethod
+    def workspace_bytes(self, size: ItemSize) -> int:
+        """Returns the bytes that `encode` takes, at most, for an item of this size, beside its weights and input: on
+        CPUs memory is not measured."""
+
+    @abstractmethod
     def largest(self, limits: ItemLimits) -> ItemSize | None:
         """Returns the item with the most embeddings that the limits allow, None if they allow no item."""
 
