@@ -23,6 +23,8 @@ class RoutingHints:
     features: frozenset[str] = frozenset()
     # Its max_logprobs must be as high.
     num_logprobs: int = 0
+    # First token and name of each item in the prompt.
+    items: Sequence[tuple[int, bytes]] = ()
 
 
 def fingerprint_of(model: pb.ModelInfo, features: frozenset[str]) -> str:
@@ -114,6 +116,7 @@ class Request:
             tenant=self.tenant,
             features=self.features,
             num_logprobs=self.num_logprobs,
+            items=[(span.first_token, span.name) for span in self.items],
         )
 
 
