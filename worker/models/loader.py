@@ -9,15 +9,19 @@ from pathlib import Path
 
 import torch
 
+from configs.groups.media import ProcessorOptions
 from kernels.backend import Backend
 from kernels.cpu_backend import cpu_backend
 from kernels.native.memory import WeightMemory
+from runtime.media.recipes.recipe import Recipe
 from runtime.model_files import ModelFiles
+from worker.encoders.encoder import Encoder
 from worker.model_config import ModelConfig
 from worker.models.config import ModelImpl, config_from_directory, read_json
 from worker.models.decoder import Model
+from worker.models.family import Family
 from worker.models.gguf_source import GGUFSource
-from worker.models.registry import model_of, open_files
+from worker.models.registry import ARCHITECTURES, family_of, model_of, open_files
 from worker.weights.cache import CachedWeightReader, DamagedFileError, PackedModel, WeightCache
 from worker.weights.digest import dated_digest, files_digest
 from worker.weights.quantization.kinds import (
@@ -203,6 +207,70 @@ def _read_config(directory: Path, model_impl: ModelImpl) -> tuple[ModelConfig, S
         return config, stored_quantization(read_json(file))
     except ValueError as error:
         raise WeightsError(f"{file}: {error}") from None
+
+
+def load_encoder(
+    files: ModelFiles,
+    *,
+    dtype: torch.dtype,
+    backend: Backend,
+    options: ProcessorOptions,
+    load_format: str = "auto",
+    model_impl: ModelImpl = "auto",
+) -> Encoder | None:
+    """Reads the encoder of a model's images and videos, and packs its weights, which are floats even where the language
+    model's are quantized. backend: the language model's. options: mm_processor_kwargs. The other arguments: see
+    load_model. Returns None if the model takes text only. Raises WeightsError.
+    """
+    family = _family_with_items(files, model_impl)
+    if family is None:
+        return None
+    assert family.encoder is not None
+    file = files.path / "config.json"
+    raw = read_json(file)
+    recipe = recipe_of(files, model_impl)
+    assert recipe is not None
+    try:
+        shapes = family.encoder.shapes(raw)
+        source: TensorSource
+        if load_format == "dummy":
+            source = DummySource(files.path, shapes)
+        else:
+            source = SafetensorsSource(family.open_files(files.path), stored_quantization(raw), shapes)
+            check_tensors(source, shapes, tied=False, left_out=("",))
+        reader = SourceReader(source, shapes, dtype, "none", lambda fraction: None, backend.device)
+        with torch.inference_mode():
+            return family.encoder(raw, files.path, recipe, reader, backend, options)
+    except WeightsError:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise WeightsError(f"{file}: {error}") from None
+
+
+def recipe_of(files: ModelFiles, model_impl: ModelImpl = "auto") -> Recipe | None:
+    """Returns how a model's images and videos become tokens; None: it takes text only. Raises WeightsError."""
+    family = _family_with_items(files, model_impl)
+    if family is None or family.recipe is None:
+        return None
+
+    def encode(text: str) -> list[int]:
+        # Imported here because GPU benchmarks run models where tokenizers is not installed.
+        from tokenizers import Tokenizer
+
+        return Tokenizer.from_file(str(files.path / "tokenizer.json")).encode(text, add_special_tokens=False).ids
+
+    try:
+        return family.recipe(read_json(files.path / "config.json"), files.path, encode)
+    except Exception as error:  # noqa: BLE001 - errors of tokenizers have no class of their own
+        raise WeightsError(f"{files.path}: images can't become tokens: {error}") from None
+
+
+def _family_with_items(files: ModelFiles, model_impl: ModelImpl) -> Family | None:
+    if files.is_gguf or model_impl == "transformers":
+        return None
+    architecture = (read_json(files.path / "config.json").get("architectures") or [""])[0]
+    family = family_of(architecture) if architecture in ARCHITECTURES else None
+    return None if family is None or family.encoder is None else family
 
 
 def config_of(files: ModelFiles, model_impl: ModelImpl = "auto") -> tuple[ModelConfig, Quantization]:
