@@ -107,6 +107,7 @@ class Runner:
         self._traffic = self._new_traffic()
         self._drafter = drafter
         self.items = items
+        self._share_items()
         # Sent to the scheduler in Ready.
         self.model_info = model_info
 
@@ -124,7 +125,12 @@ class Runner:
         """See worker.step.runner.StepRunner."""
         self._model.groups.leave()
         self._model.groups = groups or self._without_others
+        self._share_items()
         self._traffic = self._new_traffic()
+
+    def _share_items(self) -> None:
+        if self.items is not None:
+            self.items.encoder.group = self._model.groups.tensor
 
     @property
     def num_live_rows(self) -> int:
@@ -165,7 +171,7 @@ class Runner:
             _check_states(plan, rows.block_size)
         self._swap_space.apply(plan)
         rows.apply(plan)
-        if rows.items is not None:
+        if rows.items is not None or plan.encoded_items:
             self._encode(plan)
         if self._drafter is not None:
             self._drafter.note_plan()
@@ -209,7 +215,8 @@ class Runner:
 
     def warm_up(self) -> None:
         """Runs a prefill and a decode through the real step, so that everything is allocated for the first request."""
-        for plan in warm_up_plans(self._rows):
+        item = None if self.items is None else self.items.warm_up(self._rows.max_num_batched_tokens)
+        for plan in warm_up_plans(self._rows, item):
             self.execute(plan)
         self.reset()
 

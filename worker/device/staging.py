@@ -34,7 +34,7 @@ class StepArrays(Generic[Array]):
     # Rows whose token is chosen from unadjusted logits; -1 for padding, and for rows whose logits are adjusted first.
     sampled_rows_L: Array
     output_positions_L: Array
-    # Of models whose positions have three axes: what is added to the positions of a row's tokens.
+    # What is added to the positions of a row's tokens, in models whose positions have three axes.
     rope_shifts_R: Array
     token_ids_T: Array
 

@@ -2,23 +2,36 @@
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from protos import step_pb2
+from protos.inference_pb2 import ITEM_KIND_IMAGE
+from runtime.media.recipes.recipe import ItemSize, Layout
 from worker.encoders.cache import EncoderCache
 from worker.encoders.encoder import Encoder
 from worker.encoders.preparation import Preparations
 from worker.errors import PlanError
 from worker.step.items import EmbeddedTokens
 
+# The sides of the image in pixels. An encoder that makes more of one so small would take seconds at the start on a CPU.
+_WARM_UP_SIDE, _MOST_WARM_UP_EMBEDDINGS = 56, 256
+
 
 class Items:
     """Plans say which items are encoded, and whose embeddings are dropped."""
 
-    def __init__(self, encoder: Encoder, cache: EncoderCache, *, most_input_bytes: int) -> None:
-        """most_input_bytes: see Preparations."""
-        self.encoder, self.cache = encoder, cache
+    def __init__(
+        self,
+        encoder: Encoder,
+        cache: EncoderCache,
+        *,
+        most_input_bytes: int,
+        guard: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        """most_input_bytes: see Preparations. guard: entered around the encoder's work; explains a lack of memory."""
+        self.encoder, self.cache, self._guard = encoder, cache, guard
         self.preparations = Preparations(encoder, most_bytes=most_input_bytes)
         # Seconds that the latest plan's items took.
         self.seconds = 0.0
@@ -35,6 +48,23 @@ class Items:
     def take_done(self) -> list[tuple[int, str]]:
         """See worker.step.runner.PreparesItems."""
         return self.preparations.take_done()
+
+    def warm_up(self, most_tokens: int) -> Layout | None:
+        """Encodes a small image, whose number is 0, so that its work is compiled and allocated for the first request.
+        Returns the tokens that stand for it; None: the model makes too much of every image."""
+        size = ItemSize(kind=ITEM_KIND_IMAGE, width=_WARM_UP_SIDE, height=_WARM_UP_SIDE)
+        try:
+            layout = self.encoder.recipe.layout(size)
+        except ValueError:
+            return None
+        if (
+            layout.num_embeddings > min(_MOST_WARM_UP_EMBEDDINGS, self.cache.size)
+            or len(layout.token_ids) > most_tokens
+        ):
+            return None
+        with torch.inference_mode():
+            self.cache.put(0, self.encoder.encode(self.encoder.dummy(size)))
+        return layout
 
     def apply(self, plan: step_pb2.StepPlan) -> None:
         """Drops and forgets a plan's items, then encodes those that it names. Raises PlanError."""
@@ -62,7 +92,7 @@ class Items:
         if number in self.cache:
             raise PlanError(f"encoded_items: item {number} is encoded already; drop it first")
         prepared = self.preparations.input_of(number)
-        with torch.inference_mode():
+        with self._guard(), torch.inference_mode():
             self.cache.put(number, self.encoder.encode(prepared))
 
 

@@ -124,6 +124,8 @@ class GpuRunner:
         if groups is None:
             self._ranks.leave()
         else:
+            if self.items is not None:
+                self.items.encoder.group = groups.tensor
             self._ranks.join(groups, while_waiting)
 
     def reset(self) -> None:
@@ -186,7 +188,8 @@ class GpuRunner:
 
     def warm_up(self) -> None:
         """Runs a prefill and a decode through the real step, so that everything is allocated for the first request."""
-        for plan in warm_up_plans(self._rows):
+        item = None if self.items is None else self.items.warm_up(self._rows.max_num_batched_tokens)
+        for plan in warm_up_plans(self._rows, item):
             self.execute(plan)
         self.reset()
 
