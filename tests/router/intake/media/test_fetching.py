@@ -139,7 +139,7 @@ async def test_a_server_that_hangs_is_given_up() -> None:
         return ()
 
     fetcher = Fetcher(("images.test",), 0.05, resolve=never)
-    with pytest.raises(InvalidRequest, match="was not fetched within media_fetch_timeout=0.05 s"):
+    with pytest.raises(InvalidRequest, match="was not fetched within media_fetch_timeout"):
         await _fetch(fetcher, "https://images.test/a")
 
 
@@ -149,7 +149,7 @@ async def test_memory_that_is_full_ends_a_fetch() -> None:
     def full(num_bytes: int) -> None:
         raise InvalidRequest("full")
 
-    with pytest.raises(InvalidRequest, match="^full$"):
+    with pytest.raises(InvalidRequest, match=r"^full$"):
         await _fetcher(internet).fetch("https://images.test/a", "url", 1000, full)
 
 
