@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from PIL import BmpImagePlugin, GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin
 
 # Pillow warns of what is wrong with a file in as many words as there are files, and Python remembers each.
-warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")
+warnings.filterwarnings("ignore", category=Warning, module=r"PIL\.")
 
 # Pillow's names of the formats that are read, and their mime types, the usual one first.
 FORMATS = {

@@ -1,4 +1,4 @@
-"""Images of clients: damaged, disguised and oversized files, over gRPC. What a router accepts is decoded, as in workers."""
+"""Images of clients: damaged, disguised and oversized files, over gRPC. Those that are accepted are decoded, too."""
 
 import asyncio
 import base64
