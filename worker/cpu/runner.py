@@ -124,6 +124,8 @@ class Runner:
         """See worker.step.runner.StepRunner."""
         self._model.groups.leave()
         self._model.groups = groups or self._without_others
+        if self.items is not None:
+            self.items.encoder.use_group(self._model.groups.tensor)
         self._traffic = self._new_traffic()
 
     @property

@@ -8,6 +8,7 @@ import torch
 from configs.groups.media import ItemLimits
 from protos.inference_pb2 import ItemData
 from runtime.media.recipes.recipe import ItemSize, Recipe
+from worker.parallel.groups import Group
 
 
 class ItemError(ValueError):
@@ -35,6 +36,11 @@ class Encoder(ABC):
     hidden_size: int
     # Bytes that the weights take in memory.
     weight_bytes: int
+
+    @abstractmethod
+    def use_group(self, group: Group) -> None:
+        """Sets the ranks that share the tower's layers: those of the tensor group, in each epoch once they are
+        connected. All encode the same items in the same order."""
 
     @abstractmethod
     def prepare(self, data: ItemData) -> Prepared:

@@ -124,6 +124,8 @@ class GpuRunner:
         if groups is None:
             self._ranks.leave()
         else:
+            if self.items is not None:
+                self.items.encoder.use_group(groups.tensor)
             self._ranks.join(groups, while_waiting)
 
     def reset(self) -> None:
