@@ -106,7 +106,7 @@ def test_an_item_of_the_last_epoch_is_not_taken_for_one_of_this() -> None:
 
 
 def test_a_forgotten_item_may_come_again_before_its_plan_is_computed() -> None:
-    """Plans are computed later than messages arrive: the first input is encoded, then forgotten, then there is another."""
+    """Plans are computed later than messages arrive: an input is encoded, then forgotten, then there is another."""
     preparations = Preparations(SpelledEncoder(TABLE_VE), most_bytes=1000)
     wait(begun(preparations, to_encode(1, [1]), to_encode(1, [1])), 2)
     assert preparations.take_done() == [(1, ""), (1, "")]
