@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 
 import grpc
 import grpc.aio
@@ -255,18 +256,21 @@ class SchedulerServer:
 
     async def _read(self, session: int, requests: AsyncIterator[scheduler_pb2.RouterMessage]) -> None:
         """Reads until the router closes its side. Raises ProtocolError."""
-        intake: Intake | None = None
-        async for message in requests:
-            if intake is None:
-                if self._model is None:
-                    raise ProtocolError(f"{message.WhichOneof('message')}: it came before the Welcome")
-                intake = Intake(
-                    session,
-                    self._model,
-                    max_unsent_tokens=self._options.max_queued_tokens,
-                )
-            for command in intake.receive(message, time.monotonic()):
-                self._mailbox.put(command)
+        with ExitStack() as stack:
+            intake: Intake | None = None
+            async for message in requests:
+                if intake is None:
+                    if self._model is None:
+                        raise ProtocolError(f"{message.WhichOneof('message')}: it came before the Welcome")
+                    intake = Intake(
+                        session,
+                        self._model,
+                        max_unsent_tokens=self._options.max_queued_tokens,
+                        item_memory=self.step_loop.item_memory,
+                    )
+                    stack.callback(intake.close)
+                for command in intake.receive(message, time.monotonic()):
+                    self._mailbox.put(command)
 
 
 async def _write(outgoing: _Outgoing, context: grpc.aio.ServicerContext) -> None:

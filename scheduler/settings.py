@@ -23,9 +23,11 @@ def core_settings(
     *,
     holds_constrained: bool = False,
     drafter: str = "",
+    encoder_cache_size: int = 0,
 ) -> CoreSettings:
-    """Makes the core's settings. The other arguments are from the workers' Ready: block counts are the minimum over
-    the ranks, and one rank that holds constrained sequences is enough. drafter: the workers' own; empty: none.
+    """Makes the core's settings. The other arguments are from the workers' Ready: block counts and encoder_cache_size
+    are the minimum over the ranks, and one rank that holds constrained sequences is enough. drafter: the workers' own;
+    empty: none.
 
     Logs a warning if the options rule out some prompts, or have no effect.
     """
@@ -56,6 +58,9 @@ def core_settings(
         speculation=None if model.carries_states else _speculation(options.speculative_config, drafter),
         max_queued_requests=options.max_queued_requests,
         max_queued_tokens=options.max_queued_tokens,
+        encoder_cache_size=encoder_cache_size,
+        # An item that has more is encoded alone, so that the largest one needs no setting of its own.
+        max_num_encoder_input_tokens=options.max_num_encoder_input_tokens or options.max_num_batched_tokens,
     )
     _warn(settings)
     if model.carries_states and options.speculative_config is not None:

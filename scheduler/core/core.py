@@ -28,6 +28,7 @@ from scheduler.core.messages import (
     StepCosts,
     StepOutputs,
     Timeline,
+    WantedItem,
 )
 from scheduler.core.planner import Planner
 from scheduler.core.policies import ORDER_POLICIES, age_of
@@ -93,6 +94,10 @@ class Core:
         if request.deadline is not None:
             state.deadlines.add(request.group, request.deadline)
         state.timelines.begin(request.group, request.request_id)
+        if request.items:
+            state.items.add(group)
+            # Asks for what it will need.
+            state.has_items(next(iter(group.sequences.values())), is_first=False)
         for sequence in group.sequences.values():
             state.waiting.push(sequence)
             state.timelines.add(
@@ -127,6 +132,33 @@ class Core:
         """Cancels every sequence whose deadline is not after `now`."""
         due = self._state.deadlines.take_due(now)
         return [end for group in due for end in self.cancel(group, None, now, cause="its deadline passed")]
+
+    # --- Items
+
+    def take_wanted_items(self) -> list[WantedItem]:
+        """Returns the items that the workers are to prepare, in this order. Call it after `submit` and `schedule`, once
+        the workers are ready; they get the items after the plans made so far."""
+        return self._state.items.take_wanted()
+
+    def wants_item(self, number: int) -> bool:
+        """True if a live group needs an item that `take_wanted_items` returned and that has not come yet. If none does,
+        and the item was not sent, `item_failed` ends the matter."""
+        item = self._state.items.asked(number)
+        return item is not None and item.num_needing > 0
+
+    def item_prepared(self, number: int) -> None:
+        """Notes that the workers, all ranks that encode, have prepared an item that `take_wanted_items` returned in
+        this epoch."""
+        item = self._state.items.asked(number)
+        if item is not None:
+            self._state.items.prepared(item)
+
+    def item_failed(self, number: int, message: str, now: float) -> list[SequenceEnd]:
+        """Notes that a rank can't prepare such an item. message: why, for the client.
+
+        Returns the ends of the sequences that need it; `take_ends` does not report them.
+        """
+        return self._state.fail_item(number, message, now)
 
     # --- Steps
 
@@ -192,12 +224,21 @@ class Core:
         """
         return self._state.blame_step(now)
 
-    def resize(self, num_blocks: int, num_swap_blocks: int = 0, *, now: float) -> None:
-        """Takes the block counts of a new epoch, right after `lose_workers`.
+    def resize(
+        self, num_blocks: int, num_swap_blocks: int = 0, *, encoder_cache_size: int | None = None, now: float
+    ) -> None:
+        """Takes the block counts of a new epoch, right after `lose_workers`. encoder_cache_size: None: as before.
 
         Sequences that can no longer fit at all end with ERROR (`take_ends`).
         """
-        self.settings = dataclasses.replace(self.settings, num_blocks=num_blocks, num_swap_blocks=num_swap_blocks)
+        if encoder_cache_size is None:
+            encoder_cache_size = self.settings.encoder_cache_size
+        self.settings = dataclasses.replace(
+            self.settings,
+            num_blocks=num_blocks,
+            num_swap_blocks=num_swap_blocks,
+            encoder_cache_size=encoder_cache_size,
+        )
         self._state.resize(self.settings, now)
 
     # --- Prefix cache
@@ -244,6 +285,10 @@ class Core:
     @property
     def num_steps_in_flight(self) -> int:
         return len(self._state.in_flight)
+
+    def is_queued(self, group: int) -> bool:
+        """True if a live group waits for its first run."""
+        return self._state.admission.is_queued(group)
 
     def timeline(self, group: int) -> Timeline | None:
         """The timeline of a live or recently finished group; None if it is not known."""

@@ -85,6 +85,10 @@ class CoreSettings:
     carries_states: bool = False
     max_queued_requests: int = 2048
     max_queued_tokens: int = 4_194_304
+    # Embeddings of items that the workers keep; 0: they take no items. Those that one step encodes, except that one
+    # item alone may have more.
+    encoder_cache_size: int = 0
+    max_num_encoder_input_tokens: int = 0
     # Number of finished requests whose timelines are kept for `explain`.
     max_finished_timelines: int = 1024
 
@@ -116,6 +120,24 @@ class ChoiceStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ItemSpan:
+    """The tokens of a prompt that stand for an item. Mirrors inference.proto's ItemSpan."""
+
+    # 32 bytes; items of one name have equal embeddings.
+    name: bytes
+    first_token: int
+    num_tokens: int
+    num_embeddings: int
+    grid: tuple[int, ...] = ()
+    time_step: float = 0.0
+
+    @property
+    def end(self) -> int:
+        """The position behind its last token."""
+        return self.first_token + self.num_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRequest:
     """One request: a prompt and its unfinished choices. `sampling` is opaque to the core; plans carry it to workers."""
 
@@ -138,6 +160,8 @@ class GroupRequest:
     is_constrained: bool = False
     # Upper bound of its drafts in one step; None: the settings' own.
     max_drafts: int | None = None
+    # In the order of their tokens, which do not overlap.
+    items: tuple[ItemSpan, ...] = ()
 
 
 class RejectReason(Enum):
@@ -176,6 +200,8 @@ class PlannedRow:
     block_ids: list[int]
     choice: int
     sampling: object
+    # (its number, the tokens that stand for it), for each item of the prompt.
+    items: list[tuple[int, ItemSpan]] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -203,6 +229,11 @@ class Plan:
     drafts: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     # (row that samples, number of drafts that the workers' drafter proposes after its tokens).
     wanted_drafts: list[tuple[int, int]] = field(default_factory=list)
+    # Numbers of items, in this order: those whose embeddings leave the workers' cache; those whose input is not needed
+    # any more; those that are encoded before anything is computed.
+    dropped_items: list[int] = field(default_factory=list)
+    forgotten_items: list[int] = field(default_factory=list)
+    encoded_items: list[int] = field(default_factory=list)
     # Tokens whose KV the step reads: for each sequence in it, its tokens up to the last one computed. Not sent.
     num_context_tokens: int = 0
 
@@ -250,6 +281,8 @@ class SequenceEnd:
     # For ERROR: the cause. no_token: its constraint and bans left no token.
     message: str = ""
     no_token: bool = False
+    # For ERROR: the request is to blame, and nothing of its group was computed. All sequences of the group end so.
+    is_invalid: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -267,6 +300,16 @@ class StepOutputs:
     # By index into the columns, one opaque entry per token.
     logprobs: dict[int, list[object]] = field(default_factory=dict)
     ends: list[SequenceEnd] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedItem:
+    """An item that the workers are to prepare: `Core.item_prepared` or `Core.item_failed` says when they have."""
+
+    # Names the item in plans; of no other item in this epoch.
+    number: int
+    name: bytes
+    num_embeddings: int
 
 
 class PreemptionReason(Enum):
@@ -334,6 +377,10 @@ class CoreStats:
     num_steps: int = 0
     # Empty steps, run because another replica has work (lockstep).
     num_empty_steps: int = 0
+    # Items that a prefill needed, those of them whose embeddings were in the cache, and the embeddings encoded.
+    num_item_queries: int = 0
+    num_item_hits: int = 0
+    num_encoded_embeddings: int = 0
     # Without forced tokens: times that a sequence had drafts, their tokens, and the accepted ones by place in a step.
     num_drafts: int = 0
     num_speculated_tokens: int = 0

@@ -13,6 +13,8 @@ from scheduler.core.state.state import State
 from scheduler.core.state.waiting import OUTPUT_TOKEN_COST
 
 _NONE = slice(0, 0)
+# Waiting sequences that others overtake in one plan because their items are being prepared.
+_MOST_UNREADY = 32
 
 
 class Planner:
@@ -29,6 +31,8 @@ class Planner:
         if state.fault_isolation.is_isolating and not self._isolate(now):
             return None
         draft, budget = PlanDraft(), settings.max_num_batched_tokens
+        if state.items.is_used:
+            state.items.begin_plan()
         selection, version = _NONE, state.decodes.version
         if self._speculator is not None and len(state.in_flight) and settings.num_stages == 1:
             self._speculator.hold_back()
@@ -188,6 +192,8 @@ class Planner:
                 continue
             missing = sequence.num_tokens - sequence.num_computed_tokens
             count = chunking.bound(missing, sequence.num_tokens)
+            if count and sequence.group.items:
+                count = self._cut_at_items(sequence, sequence.num_computed_tokens, count, chunking)
             # A prefill that waits for blocks does not stop those behind it: it may be waiting for them.
             if not count or not self._grow(sequence, sequence.num_computed_tokens + count, draft, now):
                 continue
@@ -206,6 +212,8 @@ class Planner:
         state, num_tokens = self._state, sequence.num_tokens
         missing = num_tokens - sequence.num_computed_tokens
         chunking.spend(count, missing, num_tokens)
+        if sequence.group.items:
+            state.items.take(sequence, sequence.num_computed_tokens + count)
         draft.compute(sequence, count, state.step + 1)
         state.prefix_cache.publish(sequence)
         moment = Moment.SCHEDULED if count == missing else Moment.CHUNKED
@@ -214,14 +222,21 @@ class Planner:
     def _admit_waiting(self, draft: PlanDraft, chunking: Chunking, now: float) -> None:
         """Admits waiting sequences strictly in order: none overtakes one that needs more room.
 
-        The exception: if the settings allow it, others overtake a prefill that only its length keeps out.
+        The exceptions: others overtake a sequence whose items are being prepared, and, if the settings allow it, a
+        prefill that only its length keeps out.
         """
-        state, passed = self._state, []
+        state, passed, num_unready = self._state, [], 0
         if state.fault_isolation.is_isolating:
             self._admit_suspect(draft, chunking, now)
             return
         while chunking.budget and state.rows.num_free and (sequence := state.waiting.peek()) is not None:
-            if chunking.passes(sequence.num_tokens) and len(passed) < state.settings.max_num_seqs:
+            if sequence.group.items and not state.has_items(sequence, is_first=not num_unready):
+                num_unready += 1
+                if num_unready > _MOST_UNREADY:
+                    break
+                state.waiting.remove(sequence)
+                passed.append(sequence)
+            elif chunking.passes(sequence.num_tokens) and len(passed) < state.settings.max_num_seqs:
                 state.waiting.remove(sequence)
                 passed.append(sequence)
             elif not self._admit(sequence, draft, chunking, now):
@@ -237,6 +252,8 @@ class Planner:
         for sequence in sorted(sequences, key=lambda sequence: sequence.order):
             if sequence.status is SequenceStatus.RUNNING:
                 continue
+            if sequence.group.items and not state.has_items(sequence, is_first=True):
+                break
             if not chunking.budget or not state.rows.num_free or not self._admit(sequence, draft, chunking, now):
                 break
 
@@ -249,8 +266,10 @@ class Planner:
         shared = state.prefix_cache.match(sequence)
         num_tokens, num_shared = sequence.num_tokens, len(shared) * block_size
         # At least one token must be computed: the next one is sampled from its logits.
-        num_found = max(num_shared, self._num_swapped(sequence))
+        num_found = max(num_shared, state.num_swapped(sequence))
         count = chunking.bound(num_tokens - num_found, num_tokens)
+        if count and sequence.group.items:
+            count = self._cut_at_items(sequence, num_found, count, chunking)
         if not count:
             return False
         is_new = sequence.status is SequenceStatus.WAITING
@@ -273,16 +292,18 @@ class Planner:
         state.running.start(sequence, blocks, num_found)
         state.end_tokens.add(sequence.end_token_ids)
         sequence.num_published_blocks = len(shared)
+        if sequence.group.items:
+            state.items.skip(sequence, num_found)
         draft.add_row(sequence)
         self._note(sequence, Moment.ADMITTED if is_new else Moment.RESUMED, now, num_found)
         self._compute_prefill(sequence, count, draft, chunking, now)
         return True
 
-    def _num_swapped(self, sequence: Sequence) -> int:
-        """Tokens of a waiting sequence that need not be computed again, as far as host blocks have them."""
-        num_swapped, settings = min(sequence.num_swapped_tokens, sequence.num_tokens - 1), self._state.settings
-        # The state in a block that is not full may be that of tokens which were not known when it was swapped out.
-        return num_swapped - num_swapped % settings.block_size if settings.carries_states else num_swapped
+    def _cut_at_items(self, sequence: Sequence, start: int, count: int, chunking: Chunking) -> int:
+        """Cuts a chunk before the first item whose embeddings are not there and can't be, in this step."""
+        kept = self._state.items.count(sequence, start, count)
+        is_cut_only_here = kept < count == sequence.num_tokens - start
+        return 0 if is_cut_only_here and not chunking.may_leave_unfinished(sequence.num_tokens) else kept
 
     def _count_first_run(self, sequence: Sequence, num_found: int) -> None:
         group, stats = sequence.group, self._state.stats
@@ -351,6 +372,8 @@ class Planner:
         for sequence in draft.finishing:
             state.running.decode(sequence, num_planned=sequence.num_tokens + 1)
         state.in_flight.add(awaited)
+        if state.items.is_used:
+            state.items.finish_plan(plan)
         state.stats.num_steps += 1
         if self._speculator is not None:
             self._speculator.ask(plan, awaited)

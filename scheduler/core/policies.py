@@ -67,7 +67,7 @@ class Chunking:
             count = min(count, -(-self.budget // (self._most_partial - self._num_partial)))
         if self.is_long(num_tokens):
             count = min(count, settings.long_prefill_token_threshold)
-        return count if count == num_missing or self._may_leave_unfinished(num_tokens) else 0
+        return count if count == num_missing or self.may_leave_unfinished(num_tokens) else 0
 
     def passes(self, num_tokens: int) -> bool:
         """True if prefills behind this one may overtake it, because only its length keeps it out."""
@@ -85,7 +85,8 @@ class Chunking:
             self._num_partial += 1
             self._num_long += self.is_long(num_tokens)
 
-    def _may_leave_unfinished(self, num_tokens: int) -> bool:
+    def may_leave_unfinished(self, num_tokens: int) -> bool:
+        """True if this step may compute only a part of what a prefill of num_tokens lacks."""
         settings = self._settings
         if self._num_partial >= settings.max_num_partial_prefills:
             return False

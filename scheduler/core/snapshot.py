@@ -1,8 +1,9 @@
 """Converts the whole state of a core to plain typed values, and back.
 
 It leaves out what follows from the rest (the waiting queue, deadlines, end tokens, hashes of unpublished blocks), what
-no plan depends on (cache events, ends that were not taken yet), and `GroupRequest.sampling`, which is opaque. What
-drafters know of running sequences follows from the tokens: it is made anew, in the saved core and in the restored one.
+no plan depends on (cache events, ends and wanted items that were not taken yet), and `GroupRequest.sampling`, which is
+opaque. What drafters know of running sequences follows from the tokens: it is made anew, in the saved core and in the
+restored one.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ import numpy as np
 
 from scheduler.core.messages import ChoiceStart, CoreSettings, CoreStats, GroupRequest, StepCosts
 from scheduler.core.state.fault_isolation import Suspicion
+from scheduler.core.state.items import SavedItem
 from scheduler.core.state.request import Group, Order, Sequence, SequenceStatus
 from scheduler.core.state.running import StepInFlight
 from scheduler.core.state.state import State
@@ -48,6 +50,8 @@ class SavedSequence(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     waits: bool = False
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    next_item: int = 0
+    holds_item: bool = False
 
 
 class SavedGroup(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -105,6 +109,14 @@ class SavedRows(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     untold: list[int]
 
 
+class SavedItems(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    items: list[SavedItem]
+    num_numbers: int
+    # Numbers of cached items that no sequence holds, in their order, and of those that no plan has forgotten yet.
+    unheld: list[int]
+    forgotten: list[int]
+
+
 class SavedFaultIsolation(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     """The fields are those of `FaultIsolation`; by_group holds the fields of `Suspicion`."""
 
@@ -133,6 +145,8 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
     # Counters of tenants, and their floor (`TenantShares`).
     shares: tuple[dict[str, float], float]
     drafting: SavedDrafting | None = None
+    # None: there has been none.
+    items: SavedItems | None = None
 
 
 # --- From a core
@@ -161,7 +175,15 @@ def save(state: State, num_arrivals: int) -> Snapshot:
         fault_isolation=_save_fault_isolation(state),
         shares=state.waiting.shares.save(),
         drafting=_save_drafting(state),
+        items=_save_items(state),
     )
+
+
+def _save_items(state: State) -> SavedItems | None:
+    if not state.items.num_numbers:
+        return None
+    items, unheld, forgotten = state.items.save()
+    return SavedItems(items=items, num_numbers=state.items.num_numbers, unheld=unheld, forgotten=forgotten)
 
 
 def _save_drafting(state: State) -> SavedDrafting | None:
@@ -217,6 +239,8 @@ def _save_sequence(sequence: Sequence, state: State) -> SavedSequence:
         waits=sequence.is_decoding and state.decodes.waits(sequence),
         num_draft_tokens=sequence.num_draft_tokens,
         num_accepted_tokens=sequence.num_accepted_tokens,
+        next_item=sequence.next_item,
+        holds_item=sequence.holds_item,
     )
 
 
@@ -279,6 +303,9 @@ def restore(snapshot: Snapshot, state: State) -> None:
     """Fills `state`, which must be new and have the snapshot's settings."""
     for group in snapshot.groups:
         _restore_group(group, state)
+    if (saved_items := snapshot.items) is not None:
+        state.items.num_numbers = saved_items.num_numbers
+        state.items.restore(saved_items.items, saved_items.unheld, saved_items.forgotten, state.groups.values())
     by_generation = state.running.by_generation
     holders = Counter(block for sequence in by_generation.values() for block in sequence.block_ids)
     pool, rows = snapshot.pool, snapshot.rows
@@ -288,7 +315,7 @@ def restore(snapshot: Snapshot, state: State) -> None:
     state.running.num_generations = snapshot.num_generations
     for step in snapshot.in_flight:
         state.in_flight.add(_restore_step(step, by_generation))
-    state.stats = dataclasses.replace(snapshot.stats)
+    state.stats = state.items.stats = dataclasses.replace(snapshot.stats)
     state.step = snapshot.step
     state.swapped_out = list(snapshot.swapped_out)
     state.trimmed = [(by_generation[generation], generation, kept) for generation, kept in snapshot.trimmed]
@@ -349,6 +376,7 @@ def _restore_sequence(saved: SavedSequence, group: Group) -> Sequence:
     sequence.drafts = saved.drafts
     sequence.num_draft_tokens, sequence.num_accepted_tokens = saved.num_draft_tokens, saved.num_accepted_tokens
     sequence.host_blocks, sequence.num_swapped_tokens = list(saved.host_blocks), saved.num_swapped_tokens
+    sequence.next_item, sequence.holds_item = saved.next_item, saved.holds_item
     return sequence
 
 

@@ -29,6 +29,8 @@ class EpochBegun:
     holds_constrained: bool = False
     # The workers' drafter; empty: none.
     drafter: str = ""
+    # Embeddings of items that the workers keep; 0: they take none.
+    encoder_cache_size: int = 0
     # True if ranks that failed or died ended the previous epoch, not a broken connection.
     after_failure: bool = False
 
@@ -46,6 +48,15 @@ class StepReturned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ItemAnswered:
+    """A rank has prepared an item; error: or can't, for this reason."""
+
+    rank: int
+    number: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fatal:
     """This scheduler can't go on. permanent: a restart would not help (no such model, a corrupt file)."""
 
@@ -53,7 +64,7 @@ class Fatal:
     permanent: bool
 
 
-Event = EpochBegun | EpochEnded | StepReturned | Fatal
+Event = EpochBegun | EpochEnded | StepReturned | ItemAnswered | Fatal
 
 
 log = logging.getLogger("octavo.scheduler")

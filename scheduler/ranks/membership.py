@@ -34,11 +34,13 @@ class Rank:
     has_entered: bool = True
     # The model in the current epoch's Ready; None until then.
     model: inference_pb2.ModelInfo | None = None
-    # Host blocks for swapped KV, features, how it plans constraints, and its drafter, from its Ready.
+    # Host blocks for swapped KV, features, how it plans constraints, its drafter, and its cache of embeddings, from its
+    # Ready.
     num_swap_blocks: int = 0
     features: frozenset[str] = frozenset()
     holds_constrained: bool = False
     drafter: str = ""
+    encoder_cache_size: int = 0
     # From its Hello.
     max_logprobs: int = MAX_LOGPROBS
     # Time of the last sign of life other than heartbeats.
@@ -137,6 +139,11 @@ class Terms:
             max_model_len=options.max_model_len,
             is_block_size_given="block_size" in options.model_fields_set,
         )
+
+    @property
+    def encoding_ranks(self) -> range:
+        """The ranks of the first stage. Ranks of one stage are numbered in a row."""
+        return range(self.world_size - self.results_rank)
 
     def objection(self, hello: step_pb2.Hello, model: str) -> str | None:
         """The reason why a rank can't join; None if it can. model: the current model name, empty if not known yet."""
@@ -254,6 +261,11 @@ class Membership:
     def num_swap_blocks(self) -> int:
         """The minimum over all ranks."""
         return min(rank.num_swap_blocks for rank in self.ranks.values())
+
+    @property
+    def encoder_cache_size(self) -> int:
+        """The minimum over the ranks that encode."""
+        return min(self.ranks[number].encoder_cache_size for number in self.terms.encoding_ranks)
 
     @property
     def holds_constrained(self) -> bool:

@@ -192,6 +192,12 @@ class StepCodec:
         if plan.wanted_drafts:
             wire.drafting_rows.extend([row for row, _ in plan.wanted_drafts])
             wire.num_wanted_drafts.extend([count for _, count in plan.wanted_drafts])
+        if plan.dropped_items:
+            wire.dropped_items.extend(plan.dropped_items)
+        if plan.forgotten_items:
+            wire.forgotten_items.extend(plan.forgotten_items)
+        if plan.encoded_items:
+            wire.encoded_items.extend(plan.encoded_items)
         frame = message.SerializeToString()
         self._digest = plan_digest(frame)
         return frame
@@ -211,6 +217,14 @@ class StepCodec:
         wire.token_ids.extend(row.token_ids)
         wire.block_ids.extend(row.block_ids)
         wire.sampling.CopyFrom(params)
+        for number, span in row.items:
+            wire.items.add(
+                number=number,
+                first_token=span.first_token,
+                num_tokens=span.num_tokens,
+                grid=span.grid,
+                time_step=span.time_step,
+            )
 
     def _forget_rows(self, rows: Sequence[int]) -> None:
         if self._logprob_rows:

@@ -11,83 +11,26 @@ from pathlib import Path
 
 import zmq
 from google.protobuf.message import DecodeError
-from zmq.utils.monitor import parse_monitor_message
 
 from protos import inference_pb2, step_pb2
 from runtime.awake_time import AwakeTime
-from runtime.wire import STEP_MESSAGE_BYTES
-from scheduler.ranks.epochs import EpochBegun, EpochEnded, Epochs, Event, Fatal, Rendezvous, StepReturned
+from scheduler.ranks.epochs import (
+    EpochBegun,
+    EpochEnded,
+    Epochs,
+    Event,
+    Fatal,
+    ItemAnswered,
+    Rendezvous,
+    StepReturned,
+)
 from scheduler.ranks.heartbeats import Heartbeats
 from scheduler.ranks.liveness import Liveness
 from scheduler.ranks.membership import Joined, Membership, MembershipError, Rank, Refused, Returned, Terms
-from scheduler.sockets import InvalidMessages, bind_zmq
+from scheduler.ranks.rank_socket import RankSocket
+from scheduler.sockets import InvalidMessages
 
 log = logging.getLogger("octavo.scheduler")
-
-# Plans that may wait for a rank that does not read: more than are ever in flight (max_steps_in_flight is at most 64),
-# so a full queue means that the rank has a problem.
-_SEND_QUEUE = 128
-_SHUTDOWN_LINGER_MS = 1000
-_MONITORED = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-
-
-class RankSocket:
-    """A ROUTER socket that reports peers that are gone or do not read. For one thread."""
-
-    def __init__(self, context: zmq.Context, endpoint: str, curve_dir: Path | None, *, timeout: float) -> None:
-        """timeout: seconds of silence after which a tcp connection is closed. Raises AddressError or CurveError."""
-        self.socket = bind_zmq(
-            context,
-            endpoint,
-            curve_dir,
-            max_message_bytes=STEP_MESSAGE_BYTES,
-            queue=_SEND_QUEUE,
-            timeout=timeout,
-        )
-        self.monitor = self.socket.get_monitor_socket(_MONITORED)
-
-    def receive(self) -> list[bytes] | None:
-        """Returns the next message, starting with the peer's identity; None if there is none yet."""
-        try:
-            return self.socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
-
-    def next_connection_event(self) -> int | None:
-        """Returns the next event, such as zmq.EVENT_DISCONNECTED; None if there is none yet."""
-        try:
-            return parse_monitor_message(self.monitor.recv_multipart(zmq.NOBLOCK))["event"]
-        except zmq.Again:
-            return None
-
-    def send(self, identity: bytes, message: step_pb2.SchedulerToWorker) -> bool:
-        """Sends a message. False if the peer is gone or does not read."""
-        return not self.send_frame(identity, message.SerializeToString())
-
-    def send_frame(self, identity: bytes, frame: bytes) -> str:
-        """Sends a frame. Returns an empty string, or the reason why the peer can't take it."""
-        try:
-            self.socket.send_multipart([identity, frame], zmq.NOBLOCK, copy=False)
-        except zmq.ZMQError as error:
-            if error.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
-                return str(error.strerror)
-            raise
-        return ""
-
-    def is_reachable(self, identity: bytes) -> bool:
-        """True if a peer with this identity is connected, found by sending it a probe (ROUTER_MANDATORY)."""
-        return self.send(identity, step_pb2.SchedulerToWorker(probe=step_pb2.Probe()))
-
-    def shut_down(self, identity: bytes, reason: str, *, permanent: bool) -> None:
-        """Tells a rank to end. reason: empty for an orderly end."""
-        self.send(identity, step_pb2.SchedulerToWorker(shutdown=step_pb2.Shutdown(reason=reason, permanent=permanent)))
-
-    def close(self) -> None:
-        """Closes the socket; the last messages get up to a second to leave."""
-        self.socket.disable_monitor()
-        self.monitor.close(linger=0)
-        self.socket.close(linger=_SHUTDOWN_LINGER_MS)
-
 
 # The most messages that one round of the loop reads, so that a flood delays no step.
 _MAX_MESSAGES = 256
@@ -212,6 +155,21 @@ class Workers:
                 break
         return self._take_events()
 
+    @property
+    def encoding_ranks(self) -> range:
+        """The ranks that encode items: those of the first stage."""
+        return self._membership.terms.encoding_ranks
+
+    def send_item(self, frame: bytes) -> list[Event]:
+        """Sends an item to the ranks that encode; a rank that can't take it is lost."""
+        assert self.is_ready
+        for number in self.encoding_ranks:
+            rank = self._membership.ranks[number]
+            if why := self._socket.send_frame(rank.identity, frame):
+                self._lose(rank, f"does not take items: {why}")
+                break
+        return self._take_events()
+
     def begin_epoch(self, epoch: int, rendezvous: str, now: float) -> list[Event]:
         """Begins an epoch of ranks in lockstep, which must be complete."""
         self._begin_epoch(epoch, rendezvous, now)
@@ -266,6 +224,8 @@ class Workers:
             self._hear_ready(message.ready, rank, now)
         elif kind == "result" and rank is not None:
             self._hear_result(message.result, rank)
+        elif kind == "item" and rank is not None:
+            self._hear_item(message.item, rank)
         else:
             self._invalid.note(peer, f"an unknown peer sent {kind or 'an unknown message'}")
 
@@ -305,6 +265,10 @@ class Workers:
                 self.epochs.note_success()
             self._events.append(StepReturned(result=result))
 
+    def _hear_item(self, item: step_pb2.ItemPrepared, rank: Rank) -> None:
+        if self.is_ready and item.epoch == self.epoch:
+            self._events.append(ItemAnswered(rank=rank.rank, number=item.number, error=item.error))
+
     def _hear_failure(self, failure: step_pb2.Failure, rank: Rank | None, now: float) -> None:
         who = rank.name if rank is not None else f"rank {failure.rank}"
         if failure.permanent and (rank is not None or not self._membership.is_present(failure.rank)):
@@ -325,6 +289,7 @@ class Workers:
         rank.enter(now)
         rank.model, rank.num_swap_blocks, rank.drafter = ready.model, ready.num_swap_blocks, ready.drafter
         rank.features, rank.holds_constrained = frozenset(ready.features), ready.holds_constrained
+        rank.encoder_cache_size = ready.encoder_cache_size
         membership = self._membership
         try:
             if self.is_ready or not membership.agree():
@@ -342,6 +307,7 @@ class Workers:
                 max_logprobs=membership.max_logprobs,
                 holds_constrained=membership.holds_constrained,
                 drafter=membership.drafter,
+                encoder_cache_size=membership.encoder_cache_size,
                 after_failure=self.epochs.become_ready(),
             )
         )

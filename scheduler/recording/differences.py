@@ -9,6 +9,8 @@ from scheduler.recording.records import (
     BlameStep,
     Call,
     Cancel,
+    ItemFailed,
+    ItemPrepared,
     LoseWorkers,
     PlanRecord,
     ResetPrefixCache,
@@ -52,7 +54,12 @@ def describe(call: Call) -> str:
         case BlameStep():
             return "blame the steps that were in flight"
         case Resize():
-            return f"resize to {call.num_blocks} blocks and {call.num_swap_blocks} host blocks"
+            items = "" if call.encoder_cache_size is None else f", {call.encoder_cache_size} embeddings of items"
+            return f"resize to {call.num_blocks} blocks and {call.num_swap_blocks} host blocks{items}"
+        case ItemPrepared():
+            return f"item {call.number} is prepared"
+        case ItemFailed():
+            return f"item {call.number} can't be prepared: {call.message}"
         case SetCosts():
             return f"take the costs of steps of {list(call.costs.num_tokens)} tokens"
         case ResetPrefixCache():

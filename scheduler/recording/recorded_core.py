@@ -20,6 +20,8 @@ from scheduler.recording.records import (
     BlameStep,
     Call,
     Cancel,
+    ItemFailed,
+    ItemPrepared,
     LoseWorkers,
     RecordedColumns,
     ResetPrefixCache,
@@ -86,6 +88,14 @@ class RecordedCore(Core):
         self._record(SetCosts(costs))
         super().set_costs(costs)
 
+    def item_prepared(self, number: int) -> None:
+        self._record(ItemPrepared(number))
+        super().item_prepared(number)
+
+    def item_failed(self, number: int, message: str, now: float) -> list[SequenceEnd]:
+        self._record(ItemFailed(now, number, message))
+        return super().item_failed(number, message, now)
+
     def lose_workers(self, now: float) -> None:
         self._record(LoseWorkers(now))
         super().lose_workers(now)
@@ -95,9 +105,11 @@ class RecordedCore(Core):
         self._record(BlameStep(now))
         return super().blame_step(now)
 
-    def resize(self, num_blocks: int, num_swap_blocks: int = 0, *, now: float) -> None:
-        self._record(Resize(now, num_blocks, num_swap_blocks))
-        super().resize(num_blocks, num_swap_blocks, now=now)
+    def resize(
+        self, num_blocks: int, num_swap_blocks: int = 0, *, encoder_cache_size: int | None = None, now: float
+    ) -> None:
+        self._record(Resize(now, num_blocks, num_swap_blocks, encoder_cache_size))
+        super().resize(num_blocks, num_swap_blocks, encoder_cache_size=encoder_cache_size, now=now)
         self._recording.flush()
 
     def reset_prefix_cache(self) -> int:

@@ -20,10 +20,10 @@ class RecordingError(ValueError):
 
 
 # To be raised with every change that an older or newer reader would misunderstand.
-FORMAT_VERSION = 5
-# Read as well: no request of format 2 has a rule about repetitions, none of format 3 a constraint, and no core of
-# format 4 has drafters.
-READABLE_VERSIONS = (2, 3, 4, FORMAT_VERSION)
+FORMAT_VERSION = 6
+# Read as well: no request of format 2 has a rule about repetitions, none of format 3 a constraint, no core of format 4
+# has drafters, and no request of format 5 has items.
+READABLE_VERSIONS = (2, 3, 4, 5, FORMAT_VERSION)
 
 # Far more than fit into any machine, but few enough to replay safely.
 _BlockCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 26)]
@@ -60,7 +60,8 @@ class Cancel(Record, tag="cancel"):
 
 
 class RowRecord(Record):
-    """A PlannedRow without `sampling`. It has only a digest of its token ids, which follow from earlier records."""
+    """A PlannedRow without `sampling`. It has only a digest of its token ids and none of its items: these follow from
+    earlier records."""
 
     row: int
     sequence: int
@@ -89,6 +90,9 @@ class PlanRecord(Record):
     chunks: list[tuple[int, int]]
     drafts: list[tuple[int, tuple[int, ...]]]
     wanted_drafts: list[tuple[int, int]] = []
+    dropped_items: list[int] = []
+    forgotten_items: list[int] = []
+    encoded_items: list[int] = []
 
 
 class Schedule(Record, tag="schedule"):
@@ -137,10 +141,22 @@ class Resize(Record, tag="resize"):
     now: float
     num_blocks: _BlockCount
     num_swap_blocks: _BlockCount
+    # None: as before.
+    encoder_cache_size: int | None = None
 
 
 class SetCosts(Record, tag="set_costs"):
     costs: StepCosts
+
+
+class ItemPrepared(Record, tag="item_prepared"):
+    number: int
+
+
+class ItemFailed(Record, tag="item_failed"):
+    now: float
+    number: int
+    message: str
 
 
 class ResetPrefixCache(Record, tag="reset_prefix_cache"):
@@ -149,7 +165,18 @@ class ResetPrefixCache(Record, tag="reset_prefix_cache"):
 
 # Deadlines that passed are recorded as cancels.
 Call = (
-    Submit | Cancel | Schedule | ScheduleEmpty | Apply | LoseWorkers | BlameStep | Resize | SetCosts | ResetPrefixCache
+    Submit
+    | Cancel
+    | Schedule
+    | ScheduleEmpty
+    | Apply
+    | LoseWorkers
+    | BlameStep
+    | Resize
+    | SetCosts
+    | ItemPrepared
+    | ItemFailed
+    | ResetPrefixCache
 )
 AnyRecord = Origin | Snapshot | Call
 
@@ -174,6 +201,9 @@ def plan_record(plan: Plan) -> PlanRecord:
         chunks=plan.chunks,
         drafts=plan.drafts,
         wanted_drafts=plan.wanted_drafts,
+        dropped_items=plan.dropped_items,
+        forgotten_items=plan.forgotten_items,
+        encoded_items=plan.encoded_items,
     )
 
 

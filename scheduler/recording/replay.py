@@ -15,6 +15,8 @@ from scheduler.recording.records import (
     BlameStep,
     Call,
     Cancel,
+    ItemFailed,
+    ItemPrepared,
     LoseWorkers,
     Origin,
     RecordedColumns,
@@ -166,7 +168,7 @@ class Replay:
         """Makes one call to the core."""
         outcome = self.outcome
         outcome.num_calls += 1
-        if not isinstance(call, ResetPrefixCache | ScheduleEmpty | SetCosts):
+        if not isinstance(call, ItemPrepared | ResetPrefixCache | ScheduleEmpty | SetCosts):
             self._began = call.now if self._began is None else self._began
             outcome.now, outcome.seconds = call.now, call.now - self._began
         self._latest.append((outcome.seconds, call))
@@ -177,6 +179,7 @@ class Replay:
         except Exception as error:  # noqa: BLE001 - any error of the core is a difference
             differing = "call", "no error", f"{type(error).__name__}: {error}"
         self.core.take_events()
+        self.core.take_wanted_items()
         if differing is not None:
             self._differ(*differing)
 
@@ -204,10 +207,16 @@ class Replay:
                 core.blame_step(call.now)
                 self._note_ends(core.take_ends())
             case Resize():
-                core.resize(call.num_blocks, call.num_swap_blocks, now=call.now)
+                core.resize(
+                    call.num_blocks, call.num_swap_blocks, encoder_cache_size=call.encoder_cache_size, now=call.now
+                )
                 self._note_ends(core.take_ends())
             case SetCosts():
                 core.set_costs(call.costs)
+            case ItemPrepared():
+                core.item_prepared(call.number)
+            case ItemFailed():
+                self._note_ends(core.item_failed(call.number, call.message, call.now))
             case ResetPrefixCache():
                 core.reset_prefix_cache()
         return None

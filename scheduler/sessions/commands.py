@@ -83,6 +83,23 @@ class EndUnsentChoices:
     reason: scheduler_pb2.CancelReason
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreItem:
+    """An item has come whole, and its name is right. data: serialized ItemData."""
+
+    name: bytes
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefuseItem:
+    """An item is not taken: groups that need it are refused, unless it comes again."""
+
+    name: bytes
+    reason: scheduler_pb2.RejectReason
+    message: str
+
+
 @dataclass(frozen=True, slots=True)
 class Drain:
     """Takes no more requests; ends when the running ones have ended or drain_timeout has passed."""
@@ -123,6 +140,8 @@ Command = (
     | RefuseGroup
     | CancelGroup
     | EndUnsentChoices
+    | StoreItem
+    | RefuseItem
     | Drain
     | Stop
     | Explain

@@ -3,8 +3,8 @@
 No I/O and no clock. `Requests` belongs to the step loop's thread.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -12,10 +12,6 @@ from protos import inference_pb2, scheduler_pb2
 from runtime.telemetry.tracing import trace_id_of
 from scheduler.core.core import Core
 from scheduler.core.messages import (
-    BlockRemoved,
-    BlockStored,
-    CacheCleared,
-    CacheEvent,
     CoreLoad,
     FinishReason,
     RejectReason,
@@ -25,77 +21,9 @@ from scheduler.core.messages import (
 )
 from scheduler.ranks.step_wire import StepTotals
 from scheduler.sessions import commands
+from scheduler.sessions.cache_watchers import CacheWatchers
+from scheduler.sessions.items import ItemMemory, ItemStore
 from scheduler.sessions.sessions import LiveGroup, OutputColumns, Sessions, split_numbers, why_not_admitted
-
-# At most this many hashes of older cache content go to a new watcher between two steps: 7 ms of the step loop,
-# measured, and 150 KB. A million at once would overfill the router's buffer.
-MAX_UNTOLD_AT_ONCE = 4096
-
-
-class WatchedCache(Protocol):
-    """The part of the core that watchers need."""
-
-    def watch_cache(self, enabled: bool) -> None:
-        """Starts or stops keeping events."""
-        ...
-
-    def take_cache_events(self) -> Sequence[CacheEvent]:
-        """Returns the changes since the last call."""
-        ...
-
-    def cached_hashes(self) -> Iterable[bytes]:
-        """Hashes of the blocks that can be found now."""
-        ...
-
-
-class CacheWatchers:
-    """Sends each watching Session the content of the cache when it joins, and every change after that.
-
-    The core keeps events only while a Session watches.
-    """
-
-    def __init__(self) -> None:
-        # By Session: hashes that were in the cache when it joined and are still to be sent; None: it has just joined.
-        self._untold: dict[int, dict[bytes, None] | None] = {}
-        self._is_on = False
-
-    def join(self, session: int) -> None:
-        self._untold[session] = None
-
-    def leave(self, session: int) -> None:
-        """Removes a Session, even one that never watched."""
-        self._untold.pop(session, None)
-
-    def take(self, cache: WatchedCache) -> Iterator[tuple[int, Sequence[CacheEvent]]]:
-        """Yields the events for each Session since the last call."""
-        is_wanted = bool(self._untold)
-        if is_wanted != self._is_on:
-            cache.watch_cache(is_wanted)
-            self._is_on = is_wanted
-        if not is_wanted:
-            return
-        changes = cache.take_cache_events()
-        for session, untold in self._untold.items():
-            if untold is None:
-                # The hashes include the changes already.
-                untold = self._untold[session] = dict.fromkeys(cache.cached_hashes())
-                events: list[CacheEvent] = [CacheCleared()]
-            else:
-                _forget(untold, changes)
-                events = list(changes)
-            events += [BlockStored(untold.popitem()[0]) for _ in range(min(len(untold), MAX_UNTOLD_AT_ONCE))]
-            if events:
-                yield session, events
-
-
-def _forget(untold: dict[bytes, None], changes: Iterable[CacheEvent]) -> None:
-    """Drops hashes that are no longer in the cache."""
-    for event in changes:
-        if isinstance(event, BlockRemoved):
-            untold.pop(event.block_hash, None)
-        elif isinstance(event, CacheCleared):
-            untold.clear()
-
 
 _REJECT_REASONS = {
     RejectReason.INVALID: scheduler_pb2.REJECT_REASON_INVALID,
@@ -112,6 +40,8 @@ _CANCEL_CAUSES = {
     scheduler_pb2.CANCEL_REASON_MOVED: "its router has moved it to another replica",
 }
 
+_DISPLACED = "a request of higher priority has taken its place in a full queue: try again later or elsewhere"
+
 SessionCommand = (
     commands.OpenSession
     | commands.CloseSession
@@ -119,13 +49,17 @@ SessionCommand = (
     | commands.RefuseGroup
     | commands.CancelGroup
     | commands.EndUnsentChoices
+    | commands.StoreItem
+    | commands.RefuseItem
 )
 
 
 class Requests:
     """The Sessions of all routers and the core that they share."""
 
-    def __init__(self) -> None:
+    def __init__(self, items: ItemStore | None = None) -> None:
+        """items: None if no items are taken."""
+        self.items = ItemStore(ItemMemory(0)) if items is None else items
         self._sessions = Sessions()
         self._ended: list[LiveGroup] = []
         self._cache_watchers = CacheWatchers()
@@ -178,10 +112,15 @@ class Requests:
                     self._cancel(group, command.choices, now, reason=command.reason)
             case commands.EndUnsentChoices():
                 self._end_unsent(command)
+            case commands.StoreItem():
+                self.items.put(command.name, command.data)
+            case commands.RefuseItem():
+                self._refuse_item(command, now)
 
     def _close(self, session: int, now: float) -> None:
         for group in self._sessions.close(session):
             self._live_core.cancel(group.number, None, now, cause="its router's Session ended")
+            self.items.unpin(group.number)
             self._ended.append(group)
         self._cache_watchers.leave(session)
 
@@ -195,6 +134,10 @@ class Requests:
         if refusal := why_not_admitted(submit, live):
             self._reject(session, router_group, *refusal)
             return
+        names = [span.name for span in submit.request.items]
+        if names and (refusal := self.items.refusal(names)):
+            self._reject(session, router_group, *refusal)
+            return
         if live is not None:
             self._cancel(live, (), now, superseded=True)
         group = self._sessions.add(submit)
@@ -203,16 +146,33 @@ class Requests:
         if rejection := self._live_core.submit(submit.request, now):
             self._sessions.drop(group)
             self._reject(session, router_group, _REJECT_REASONS[rejection.reason], rejection.message)
+        elif names:
+            for name in self.items.pin(group.number, names):
+                self._sessions.outbox(session).add_wanted_item(name)
         for number in self._live_core.take_displaced():
-            self._displace(number)
+            self._drop(number, scheduler_pb2.REJECT_REASON_QUEUE_FULL, _DISPLACED)
         self.collect_ends(self._live_core.take_ends())
 
-    def _displace(self, number: int) -> None:
+    def _drop(self, number: int, reason: scheduler_pb2.RejectReason, message: str) -> None:
+        """Rejects a group that the core has given up."""
         group = self._sessions.get(number)
         assert group is not None, "the core knows a group that no Session has"
         self._sessions.drop(group)
-        text = "a request of higher priority has taken its place in a full queue: try again later or elsewhere"
-        self._reject(group.session, group.router_group, scheduler_pb2.REJECT_REASON_QUEUE_FULL, text)
+        self.items.unpin(number)
+        self._reject(group.session, group.router_group, reason, message)
+
+    def _refuse_item(self, refuse: commands.RefuseItem, now: float) -> None:
+        """Ends the groups that wait for an item which does not come."""
+        core = self._live_core
+        for number in self.items.refuse(refuse.name, refuse.reason, refuse.message):
+            is_new = core.is_queued(number)
+            ends = core.cancel(number, None, now, cause=refuse.message)
+            if is_new:
+                self._drop(number, refuse.reason, refuse.message)
+            else:
+                self.collect_ends(
+                    dataclasses.replace(end, reason=FinishReason.ERROR, message=refuse.message) for end in ends
+                )
 
     def _reject(self, session: int, router_group: int, reason: scheduler_pb2.RejectReason, message: str) -> None:
         if session in self._sessions:
@@ -284,6 +244,11 @@ class Requests:
         """Puts ends into the outboxes. cancel_reason, superseded: the reason, if the ends are cancels."""
         for end in ends:
             group = self._sessions.get(end.key[0])
+            if end.is_invalid:
+                # The group's other sequences end in the same way.
+                if group is not None:
+                    self._drop(group.number, scheduler_pb2.REJECT_REASON_INVALID, end.message)
+                continue
             assert group is not None, "the core knows a group that no Session has"
             self._sessions.outbox(group.session).add_finish(
                 group.router_group,
@@ -300,6 +265,7 @@ class Requests:
             )
             if (ended := self._sessions.end(end.key)) is not None:
                 self._ended.append(ended)
+                self.items.unpin(ended.number)
 
     def collect_prompt_logprobs(self, key: SequenceKey, frame: inference_pb2.PromptLogprobs) -> None:
         """Passes each position on once: a sequence that was preempted in its prompt computes some positions again."""

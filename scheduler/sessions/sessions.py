@@ -35,6 +35,8 @@ def split_numbers(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 _SEQUENCE_BYTES, _TOKEN_BYTES, _ENTRY_BYTES, _FINISH_BYTES = 32, 5, 16, 64
 # A hash of 32 bytes, with tags and lengths.
 _CACHE_EVENT_BYTES = 40
+# An item's name of 32 bytes, likewise.
+_WANTED_BYTES = 40
 # The 16 KiB are for Welcome, Load and the messages' own frames.
 _LIMIT_BYTES = SESSION_MESSAGE_BYTES - 16 * 1024
 # Maximum length of the text of an error or a rejection.
@@ -178,6 +180,10 @@ class Outbox:
                     added.removed = event.block_hash
                 case CacheCleared():
                     added.cleared.SetInParent()
+
+    def add_wanted_item(self, name: bytes) -> None:
+        self._make_room(_WANTED_BYTES)
+        self._message.wanted_items.append(name)
 
     @property
     def is_empty(self) -> bool:

@@ -7,22 +7,23 @@ from dataclasses import dataclass
 
 from configs.sampling import MAX_BAD_WORD_TOKENS, MAX_LOGPROB_TOKENS, MAX_PATTERN_SIZE, MOST_LOGPROBS, out_of_range
 from protos import inference_pb2, scheduler_pb2
+from runtime.media.names import NAME_BYTES
 from runtime.telemetry.tracing import valid_traceparent
-from scheduler.core.messages import ChoiceStart, GroupRequest
+from scheduler.core.messages import ChoiceStart, GroupRequest, ItemSpan
 from scheduler.ranks.step_wire import GroupSampling, is_constrained, stop_rules
 from scheduler.sessions.commands import CancelGroup, Command, EndUnsentChoices, RefuseGroup, SubmitGroup
+from scheduler.sessions.items import IncomingItems, ItemMemory, ProtocolError
 from scheduler.sessions.sessions import MAX_ROUTER_GROUP, group_number
 
 _INVALID = scheduler_pb2.REJECT_REASON_INVALID
 _MAX_REQUEST_ID = 1024
 # Columns hold choice numbers as int32, and each choice of a Submit becomes a sequence.
 _MAX_CHOICE = 1023
+# Far more than a prompt has.
+_MOST_ITEMS = 4096
+_KINDS = (inference_pb2.ITEM_KIND_IMAGE, inference_pb2.ITEM_KIND_VIDEO)
 # Far beyond what an entry in a file of API keys may have.
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-6, 1e6
-
-
-class ProtocolError(ValueError):
-    """The router broke the protocol of scheduler.proto, so its Session ends. The message names the field."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,9 +48,11 @@ class Intake:
         model: inference_pb2.ModelInfo,
         *,
         max_unsent_tokens: int,
+        item_memory: ItemMemory | None = None,
     ) -> None:
-        """model: the model in the Session's Welcome."""
+        """model: the model in the Session's Welcome. item_memory: None if no items are taken."""
         self._session, self._model = session, model
+        self._items = None if item_memory is None else IncomingItems(item_memory)
         self._max_unsent_tokens = max_unsent_tokens
         self._unsent: dict[int, _Unsent] = {}
         self._num_unsent_tokens = 0
@@ -64,10 +67,19 @@ class Intake:
                 return self._add_part(message.prompt_part)
             case "cancel":
                 return self._cancel(message.cancel)
+            case "item_part":
+                if self._items is None:
+                    raise ProtocolError("item_part: no items are taken here")
+                return list(self._items.add(message.item_part))
             case "open":
                 raise ProtocolError("open: it must come first, and only once")
             case _:
                 raise ProtocolError("message: its kind is not known here")
+
+    def close(self) -> None:
+        """Drops what is not complete, at the end of the Session."""
+        if self._items is not None:
+            self._items.close()
 
     def _submit(self, submit: scheduler_pb2.Submit, now: float) -> list[Command]:
         if submit.group <= self._last_group:
@@ -154,6 +166,7 @@ class Intake:
             weight=submit.weight or 1.0,
             is_constrained=is_constrained(sampling),
             max_drafts=sampling.num_speculative_tokens if sampling.HasField("num_speculative_tokens") else None,
+            items=tuple(map(_item_span, submit.items)),
         )
         return SubmitGroup(
             session=self._session,
@@ -198,6 +211,7 @@ class Intake:
             return f"weight={submit.weight}: give {_LEAST_WEIGHT} to {_MOST_WEIGHT}, or 0 for 1"
         return (
             _why_not_sampled(sampling)
+            or _wrong_items(submit)
             or self._unknown_token("prompt_token_ids", submit.prompt_token_ids)
             or self._unknown_token("sampling.stop_token_ids", sampling.stop_token_ids)
             or self._unknown_token("sampling.logit_bias", sampling.logit_bias)
@@ -221,6 +235,42 @@ class Intake:
         if highest >= vocab_size:
             return f"{field} holds token id {highest}, but vocab_size={vocab_size} ends at {vocab_size - 1}"
         return None
+
+
+def _item_span(item: inference_pb2.ItemSpan) -> ItemSpan:
+    return ItemSpan(
+        name=item.name,
+        first_token=item.first_token,
+        num_tokens=item.num_tokens,
+        num_embeddings=item.num_embeddings,
+        grid=tuple(item.grid),
+        time_step=item.time_step,
+    )
+
+
+def _wrong_items(submit: scheduler_pb2.Submit) -> str | None:
+    """The error in the items of a Submit, if any."""
+    if len(submit.items) > _MOST_ITEMS:
+        return f"items has {len(submit.items)} entries: give at most {_MOST_ITEMS}"
+    end = 0
+    for index, item in enumerate(submit.items):
+        field = f"items[{index}]"
+        if len(item.name) != NAME_BYTES:
+            return f"{field}.name has {len(item.name)} bytes: it must have {NAME_BYTES}"
+        if item.kind not in _KINDS:
+            return f"{field}.kind is {item.kind}: it must be an image or a video"
+        if not 1 <= item.num_embeddings <= item.num_tokens:
+            return f"{field}.num_embeddings={item.num_embeddings}: give 1 to num_tokens, which is {item.num_tokens}"
+        if item.first_token < end:
+            return f"{field}.first_token={item.first_token}: the item before it ends at {end}"
+        end = item.first_token + item.num_tokens
+        if end > submit.num_prompt_tokens:
+            return f"{field} ends at token {end}, but the prompt has {submit.num_prompt_tokens} tokens"
+        if len(item.grid) not in (0, 3) or not all(item.grid) or math.prod(item.grid) > item.num_tokens:
+            return f"{field}.grid is {list(item.grid)}: give three numbers whose product is at most num_tokens, or none"
+        if not (math.isfinite(item.time_step) and item.time_step >= 0):
+            return f"{field}.time_step={item.time_step}: give 0 or more"
+    return None
 
 
 def _why_not_sampled(sampling: inference_pb2.SamplingParams) -> str | None:

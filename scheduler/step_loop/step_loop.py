@@ -27,14 +27,16 @@ from runtime.telemetry.lag import Watched
 from runtime.telemetry.tracing import Tracing
 from runtime.wire import PROTOCOL_VERSION
 from scheduler.core.core import Core
-from scheduler.ranks.epochs import EpochBegun, EpochEnded, Event, Fatal, StepReturned
+from scheduler.ranks.epochs import EpochBegun, EpochEnded, Event, Fatal, ItemAnswered, StepReturned
 from scheduler.recording.recorded_core import RecordedCore
 from scheduler.sessions import commands
 from scheduler.sessions.commands import StepLoopListener
+from scheduler.sessions.items import ItemMemory, ItemStore
 from scheduler.sessions.requests import Requests
 from scheduler.settings import core_settings
 from scheduler.sockets import InvalidMessages
 from scheduler.step_loop.connections import LONGEST_WAIT_S, Connections, open_connections
+from scheduler.step_loop.item_flow import ItemFlow
 from scheduler.step_loop.pipeline import StepPipeline
 from scheduler.telemetry.metrics import SchedulerMetrics, SchedulerStatus
 from scheduler.telemetry.reports import Reports
@@ -75,7 +77,9 @@ class StepLoop(threading.Thread):
         # For runtime.telemetry.lag.
         self.watched = Watched("step_loop", self._reports.metrics.lag)
         self.progress = LoopProgress("step_loop", options.hang_timeout)
-        self._requests = Requests()
+        # Shared with the gRPC thread.
+        self.item_memory = ItemMemory(int(options.item_memory * 2**30))
+        self._requests = Requests(ItemStore(self.item_memory))
         # None until the workers of the first epoch report their blocks and limits.
         self._core: Core | None = None
         self._num_lost_with_workers = 0
@@ -142,6 +146,7 @@ class StepLoop(threading.Thread):
         self._pipeline = StepPipeline(
             self._connections, self._requests, self._reports, step_timeout=self._options.step_timeout
         )
+        self._items = ItemFlow(self._connections.workers, self._requests)
 
     @property
     def _cause(self) -> str | None:
@@ -175,6 +180,7 @@ class StepLoop(threading.Thread):
             if lockstep is not None:
                 self._handle(lockstep.exchange(ready, now), now)
             self._handle(self._pipeline.schedule(), time.monotonic())
+            self._handle(self._items.send(now), time.monotonic())
             self._send_messages(is_tick)
             if self._drain_deadline is not None:
                 self._end_drain_if_done(self._drain_deadline, now)
@@ -209,6 +215,10 @@ class StepLoop(threading.Thread):
                 case StepReturned():
                     # The events that this one causes come before the next one.
                     waiting.extendleft(reversed(self._pipeline.apply(event.result, now)))
+                case ItemAnswered():
+                    # The outputs of earlier steps go before the ends of sequences whose item has failed.
+                    self._collect_outputs()
+                    self._items.take(event, now)
                 case EpochBegun():
                     self._begin_epoch(event, now)
                 case EpochEnded():
@@ -226,6 +236,7 @@ class StepLoop(threading.Thread):
                     event.num_swap_blocks,
                     holds_constrained=event.holds_constrained,
                     drafter=event.drafter,
+                    encoder_cache_size=event.encoder_cache_size,
                 ),
                 self._connections.recording,
             )
@@ -236,18 +247,19 @@ class StepLoop(threading.Thread):
         else:
             if event.after_failure:
                 self._blame_step(core, now)
-            core.resize(model.num_blocks, event.num_swap_blocks, now=now)
+            core.resize(model.num_blocks, event.num_swap_blocks, encoder_cache_size=event.encoder_cache_size, now=now)
             # The outputs of earlier steps go first, then the ends that no step caused.
             self._collect_outputs()
             self._requests.collect_ends(core.take_ends())
         self._pipeline.begin_epoch(core, event.epoch)
+        self._items.begin_epoch(core, event.epoch)
         welcome = scheduler_pb2.Welcome(
             protocol_version=PROTOCOL_VERSION,
             replica_id=str(self._replica),
             epoch=event.epoch,
             model=model,
             max_num_seqs=self._options.max_num_seqs,
-            features=sorted(event.features | features.OF_SCHEDULERS),
+            features=sorted(_features(event)),
             max_logprobs=min(event.max_logprobs, self._options.max_logprobs),
         )
         self._requests.begin_epoch(core, welcome)
@@ -266,6 +278,7 @@ class StepLoop(threading.Thread):
     def _lose_workers(self, now: float) -> None:
         """Ends an epoch: every step in flight is void."""
         self._pipeline.void()
+        self._items.void()
         if self._core is not None:
             self._num_lost_with_workers += self._core.load.num_running
             self._core.lose_workers(now)
@@ -335,6 +348,12 @@ class StepLoop(threading.Thread):
         elif now >= deadline:
             log.warning("drain_timeout=%g s has passed: requests that still run end now", self._options.drain_timeout)
             self._ending = self._ending or Ending()
+
+
+def _features(event: EpochBegun) -> frozenset[str]:
+    """What this replica has. Items need room for their embeddings."""
+    found = event.features | features.OF_SCHEDULERS
+    return found if event.encoder_cache_size else found - {features.ITEMS}
 
 
 def _answer(future: Future[Answer], answer: Answer) -> None:

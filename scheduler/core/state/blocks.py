@@ -282,7 +282,8 @@ class PrefixCache:
                 continue
             start = num_hashed * self._block_size
             parent = hashes[-1] if hashes else group.cache_scope
-            hashes.append(hash_block(parent, sequence.token_bytes(start, start + self._block_size)))
+            items = group.items_by_block.get(num_hashed, b"") if group.items_by_block else b""
+            hashes.append(hash_block(parent, sequence.token_bytes(start, start + self._block_size), items))
             if num_hashed < group.num_prompt_blocks:
                 group.prompt_block_hashes.append(hashes[-1])
         return hashes[index]

@@ -184,7 +184,7 @@ class Admission:
                 f"cache of {settings.num_blocks} blocks of {settings.block_size} tokens: let prompt and max_tokens "
                 f"together be at most {most}, or raise kv_cache_memory"
             )
-        return None
+        return why_items_never_fit(request, settings) if request.items else None
 
     def _why_full(self, request: GroupRequest) -> str | None:
         settings, num_prompt_tokens = self.settings, len(request.prompt_token_ids)
@@ -216,6 +216,24 @@ class Admission:
                 f"{settings.max_queued_tokens}, times its weight; try again later or elsewhere"
             )
         return None
+
+
+def why_items_never_fit(request: GroupRequest, settings: CoreSettings) -> str:
+    """The reason why the items of a request can never be encoded; empty if there is none."""
+    size, sizes = settings.encoder_cache_size, {span.name: span.num_embeddings for span in request.items}
+    if not sizes or (max(sizes.values()) <= size and (settings.enable_chunked_prefill or sum(sizes.values()) <= size)):
+        return ""
+    if not size:
+        return "the prompt has items (images, videos), but the workers take none: give a prompt of text"
+    if max(sizes.values()) > size:
+        return (
+            f"an item has {max(sizes.values())} embeddings, more than encoder_cache_size={size}: give a smaller image, "
+            "or a shorter video, or raise encoder_cache_size"
+        )
+    return (
+        f"the items have {sum(sizes.values())} embeddings together, more than encoder_cache_size={size}, and without "
+        "enable_chunked_prefill all are encoded in one step: give fewer or smaller ones, or raise encoder_cache_size"
+    )
 
 
 class Deadlines:

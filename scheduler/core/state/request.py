@@ -3,12 +3,48 @@
 from array import array
 from enum import Enum
 
-from runtime.block_hashes import token_bytes
+from runtime.block_hashes import items_by_block, token_bytes
 from scheduler.core.messages import ChoiceStart, FinishReason, GroupRequest, SequenceEnd, SequenceKey
 from scheduler.core.state.repetition import RepetitionWatch
 
 # Sorts sequences for running, waiting and preemption: the policy's order of the group, then the choice's index in it.
 Order = tuple[float, int, int]
+
+
+_NO_ITEMS: dict[int, bytes] = {}
+
+
+class ItemInput(Enum):
+    """The state of the encoder's input for an item, in the workers."""
+
+    ABSENT = "absent"
+    # The workers have been asked to prepare it.
+    ASKED = "asked"
+    PREPARED = "prepared"
+
+
+class Item:
+    """An item of live groups, or one whose embeddings the workers keep."""
+
+    __slots__ = (
+        "input", "is_cached", "name", "num_embeddings", "num_groups", "num_holders", "num_needing", "number",
+    )  # fmt: skip
+
+    def __init__(self, number: int, name: bytes, num_embeddings: int) -> None:
+        self.number, self.name, self.num_embeddings = number, name, num_embeddings
+        # Live groups that have it, counted once for each of their spans.
+        self.num_groups = 0
+        # Spans of sequences that may still need it encoded: the workers keep its input as long.
+        self.num_needing = 0
+        # Spans of sequences that need its embeddings to stay.
+        self.num_holders = 0
+        # The embeddings are in the workers' cache, or will be with the plan being made.
+        self.is_cached = False
+        self.input = ItemInput.ABSENT
+
+    @property
+    def key(self) -> tuple[bytes, int]:
+        return self.name, self.num_embeddings
 
 
 class SequenceStatus(Enum):
@@ -25,8 +61,8 @@ class Group:
     """One request: a prompt, its unfinished choices, and what they share."""
 
     __slots__ = (
-        "cache_scope", "end_token_ids", "num_choices", "num_prompt_blocks", "num_prompt_tokens", "prompt_block_hashes",
-        "prompt_token_bytes", "request", "sequences",
+        "cache_scope", "end_token_ids", "items", "items_by_block", "num_choices", "num_prompt_blocks",
+        "num_prompt_tokens", "prompt_block_hashes", "prompt_token_bytes", "request", "sequences",
     )  # fmt: skip
 
     def __init__(
@@ -43,6 +79,14 @@ class Group:
         self.cache_scope = cache_scope
         self.prompt_token_bytes = token_bytes(request.prompt_token_ids)
         self.prompt_block_hashes: list[bytes] = []
+        # The items of the prompt, one for each span of the request. `Items.add` sets them.
+        self.items: tuple[Item, ...] = ()
+        # For hashes: items by the block in which they start.
+        self.items_by_block = (
+            items_by_block(((span.first_token, span.name) for span in request.items), block_size)
+            if request.items
+            else _NO_ITEMS
+        )
 
     @property
     def number(self) -> int:
@@ -68,10 +112,10 @@ class Sequence:
     """
 
     __slots__ = (
-        "block_hashes", "block_ids", "choice", "drafts", "end_token_ids", "generation", "group", "host_blocks",
-        "is_decoding", "key", "last_step", "max_tokens", "num_accepted_tokens", "num_cached_tokens",
-        "num_computed_tokens", "num_draft_tokens", "num_prompt_tokens", "num_published_blocks", "num_swapped_tokens",
-        "num_tokens_when_preempted", "order", "output_token_ids", "repetition", "row", "status",
+        "block_hashes", "block_ids", "choice", "drafts", "end_token_ids", "generation", "group", "holds_item",
+        "host_blocks", "is_decoding", "key", "last_step", "max_tokens", "next_item", "num_accepted_tokens",
+        "num_cached_tokens", "num_computed_tokens", "num_draft_tokens", "num_prompt_tokens", "num_published_blocks",
+        "num_swapped_tokens", "num_tokens_when_preempted", "order", "output_token_ids", "repetition", "row", "status",
     )  # fmt: skip
 
     def __init__(self, group: Group, start: ChoiceStart, order: Order) -> None:
@@ -111,6 +155,9 @@ class Sequence:
         self.num_accepted_tokens = 0
         # Forced tokens to try after the known tokens.
         self.drafts: tuple[int, ...] = ()
+        # The first item of the group whose tokens are not all computed, and True if its embeddings are held.
+        self.next_item = 0
+        self.holds_item = False
 
     @property
     def num_tokens(self) -> int:

@@ -253,6 +253,10 @@ class PlanDraft:
                 block_ids=list(sequence.block_ids),
                 choice=sequence.choice,
                 sampling=sequence.group.request.sampling,
+                items=[
+                    (item.number, span)
+                    for item, span in zip(sequence.group.items, sequence.group.request.items, strict=True)
+                ],
             )
         )
 

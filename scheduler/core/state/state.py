@@ -1,5 +1,6 @@
 """The state of the core, and the transitions of a sequence that touch several parts of it."""
 
+import dataclasses
 from collections.abc import Iterable
 
 import numpy as np
@@ -18,7 +19,8 @@ from scheduler.core.state.blocks import BlockPool, HostBlocks, PrefixCache, num_
 from scheduler.core.state.decodes import Decodes
 from scheduler.core.state.end_tokens import EndTokens
 from scheduler.core.state.fault_isolation import FaultIsolation
-from scheduler.core.state.queue import Admission, Deadlines
+from scheduler.core.state.items import Items
+from scheduler.core.state.queue import Admission, Deadlines, why_items_never_fit
 from scheduler.core.state.request import Group, Sequence, SequenceStatus
 from scheduler.core.state.rows import Rows
 from scheduler.core.state.running import InFlight, Running
@@ -54,6 +56,7 @@ class State:
         self.groups: dict[int, Group] = {}
         self.timelines = Timelines(settings.max_finished_timelines)
         self.stats = CoreStats()
+        self.items = Items(settings, self.stats)
         # Collected until the caller takes them.
         self.ends: list[SequenceEnd] = []
         self.preemptions: list[Preempted] = []
@@ -68,6 +71,20 @@ class State:
     def sequences(self) -> Iterable[Sequence]:
         """All live sequences."""
         return (sequence for group in self.groups.values() for sequence in group.sequences.values())
+
+    def num_swapped(self, sequence: Sequence) -> int:
+        """Tokens of a waiting sequence that need not be computed again, as far as host blocks have them."""
+        num_swapped, settings = min(sequence.num_swapped_tokens, sequence.num_tokens - 1), self.settings
+        # The state in a block that is not full may be that of tokens which were not known when it was swapped out.
+        return num_swapped - num_swapped % settings.block_size if settings.carries_states else num_swapped
+
+    def has_items(self, sequence: Sequence, *, is_first: bool) -> bool:
+        """True if a waiting sequence has the items that it needs. Otherwise they are asked for: as far as the window of
+        `Items` goes, or beyond it if is_first."""
+        if self.items.are_all_there(sequence.group):
+            return True
+        num_shared = len(self.prefix_cache.match(sequence)) * self.settings.block_size
+        return self.items.are_ready(sequence, max(num_shared, self.num_swapped(sequence)), is_first=is_first)
 
     # --- Transitions
 
@@ -132,6 +149,7 @@ class State:
         self.in_flight.clear()
         self.swapped_out.clear()
         self.trimmed.clear()
+        self.items.reset(self.settings.encoder_cache_size)
         self.step = 0
 
     def blame_step(self, now: float) -> int:
@@ -152,6 +170,7 @@ class State:
         self.settings = self.admission.settings = settings
         self.pool.reset(settings.num_blocks)
         self.host_blocks.reset(settings.num_swap_blocks)
+        self.items.reset(settings.encoder_cache_size)
         for sequence in list(self.sequences()):
             needed = num_blocks_for(sequence.max_num_tokens_with_kv, settings.block_size)
             if needed > settings.num_blocks:
@@ -159,10 +178,35 @@ class State:
                     f"it may need {needed} KV blocks, but the workers now have {settings.num_blocks}: lower max_tokens"
                 )
                 self.ends.append(self.fail(sequence, message, now))
+            elif message := why_items_never_fit(sequence.group.request, settings):
+                self.ends.append(self.fail(sequence, message, now))
+
+    def fail_item(self, number: int, message: str, now: float) -> list[SequenceEnd]:
+        """Fails the sequences that need an item which the workers can't prepare."""
+        item = self.items.asked(number)
+        if item is None:
+            return []
+        needing = [
+            sequence
+            for group in self.groups.values()
+            if item in group.items
+            for sequence in group.sequences.values()
+            if item in group.items[sequence.next_item :]
+        ]
+        ends = []
+        for sequence in needing:
+            # A group that has never run, here or elsewhere, is refused as a whole.
+            group = sequence.group
+            is_new = self.admission.is_queued(group.number) and not len(sequence.output_token_ids)
+            ends.append(dataclasses.replace(self.fail(sequence, message, now), is_invalid=is_new))
+        self.items.failed(item)
+        return ends
 
     def _wait_again(self, sequence: Sequence) -> None:
         """Queues a sequence again. The caller has already released its row and blocks."""
         self.end_tokens.remove(sequence.end_token_ids)
+        if sequence.group.items:
+            self.items.put_back(sequence)
         sequence.preempt()
         self.waiting.push(sequence)
 
@@ -180,6 +224,8 @@ class State:
         else:
             self.waiting.remove(sequence)
         self.release_host_blocks(sequence)
+        if group.items:
+            self.items.leave(sequence)
         sequence.finish()
         num_output_tokens = len(sequence.output_token_ids)
         why = f"{reason.value}: {cause}" if cause else reason.value
@@ -193,6 +239,8 @@ class State:
             self.admission.dequeue(group.number)
             self.timelines.finish(group.number)
             self.fault_isolation.forget(group.number)
+            if group.items:
+                self.items.remove(group)
 
     def _keep_output(self, sequence: Sequence) -> None:
         if self.drafting is not None:
@@ -238,4 +286,5 @@ class State:
         assert all(group.sequences for group in self.groups.values()), "a group has no sequence left"
         self.timelines.check_integrity(self.groups)
         self.fault_isolation.check_integrity(self.groups)
+        self.items.check_integrity(self.groups.values())
         assert self.in_flight or not any(sequence.last_step > self.step for sequence in live)

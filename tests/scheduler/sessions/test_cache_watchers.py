@@ -8,7 +8,7 @@ from protos import scheduler_pb2
 from runtime.wire import SESSION_MESSAGE_BYTES
 from scheduler.core.messages import BlockRemoved, BlockStored, CacheCleared, CacheEvent
 from scheduler.core.state.blocks import BlockPool
-from scheduler.sessions.requests import MAX_UNTOLD_AT_ONCE, CacheWatchers
+from scheduler.sessions.cache_watchers import MAX_UNTOLD_AT_ONCE, CacheWatchers
 from scheduler.sessions.sessions import Outbox
 from tests.support.scheduler.cache_view import CacheView
 
