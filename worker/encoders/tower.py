@@ -60,6 +60,12 @@ class TowerShape:
     def head_size(self) -> int:
         return self.width // self.num_heads
 
+    def workspace_bytes(self, num_patches: int, dtype: torch.dtype) -> int:
+        """Returns the bytes that blocks take for so many patches, at most: the stream twice and rope's products in
+        float32, the norm's result, q, k, v and the attention's results in `dtype`; and the MLP's some rows at a time."""
+        mlp = min(num_patches, _ROWS) * self.intermediate_size * (8 + 3 * dtype.itemsize)
+        return num_patches * self.width * (20 + 6 * dtype.itemsize) + mlp
+
     def backend_of(self, backend: Backend) -> Backend:
         """Returns the backend of the layers: with the whole of each if ranks do not divide heads and MLP."""
         size = backend.shard.size

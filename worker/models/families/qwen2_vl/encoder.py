@@ -104,6 +104,11 @@ class QwenEncoder(Encoder):
                 # Merged row and column, row and column within it; colour, frame, pixel's row and column.
                 yield values.permute(1, 4, 2, 5, 7, 0, 3, 6).reshape(-1, 3 * depth * side * side)
 
+    def workspace_bytes(self, size: ItemSize) -> int:
+        """See Encoder."""
+        num_patches = self._recipe.layout(size).num_embeddings * self._recipe.merge_size**2
+        return self._tower.workspace_bytes(num_patches)
+
     def largest(self, limits: ItemLimits) -> ItemSize | None:
         """See Encoder."""
         return largest(self._recipe, limits, self._options)

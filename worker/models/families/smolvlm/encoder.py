@@ -107,6 +107,14 @@ class SmolVLMEncoder(Encoder):
         values = values.view(-1, side, size, side, size, 3).permute(0, 1, 3, 5, 2, 4)
         return values.reshape(-1, self._config.patch_numbers)
 
+    def workspace_bytes(self, size: ItemSize) -> int:
+        """See Encoder. Tiles are computed some at a time."""
+        num_tiles, side = self._recipe.tiling(size).num_tiles, self._config.side
+        num_patches = min(num_tiles, max(1, _PATCHES // side**2)) * side**2
+        of_tower = self._config.shape.workspace_bytes(num_patches, self._tower.compute_dtype)
+        embeddings = 8 * num_tiles * self._recipe.tile_embeddings * self.hidden_size
+        return of_tower + 16 * num_patches * self._config.patch_numbers + embeddings
+
     def largest(self, limits: ItemLimits) -> ItemSize | None:
         """See Encoder. Images are resized to one length whatever their size, and squares have the most tiles."""
         if not limits.image.count:
