@@ -10,8 +10,7 @@ import torch
 from configs.options import Options
 from kernels.backend import Backend
 from kernels.cpu_backend import cpu_backend
-from runtime.media.recipes.recipe import Recipe
-from runtime.model_files import ModelFiles, resolve_model
+from runtime.model_files import resolve_model
 from worker.cpu.draft_build import load_draft_model
 from worker.cpu.executor import CpuExecutor
 from worker.cpu.head_build import load_cpu_head
@@ -35,10 +34,10 @@ from worker.models.info import (
     resolve_max_model_len,
     resolve_num_blocks,
     resolve_num_swap_blocks,
-    wanted_recipe,
+    wanted_items,
     with_block_size,
 )
-from worker.models.loader import LoadedModel, load_encoder, load_model
+from worker.models.loader import LoadedModel, load_model
 from worker.parallel.axes import axes_of, experts_of, shard_of, stage_of
 from worker.parallel.expert_exchange import check_experts
 from worker.parallel.groups import without_others
@@ -67,7 +66,6 @@ def build_cpu_runner(
     last_stage = replace(stage, index=stage.size - 1)
     head_source = find_head(options, files, last_stage)
     drafts_here = shard.is_first and stage.is_last
-    recipe = wanted_recipe(options, files)
 
     def make_backend(config: ModelConfig) -> Backend:
         check_experts(options, config)
@@ -84,6 +82,7 @@ def build_cpu_runner(
         make_backend=make_backend,
         cache=open_weight_cache(options.weight_cache),
         max_model_len=options.max_model_len,
+        items=wanted_items(options),
         progress=progress,
     )
     backend = loaded.model.backend
@@ -102,7 +101,7 @@ def build_cpu_runner(
             backend.native.bind_threads(cores)
     grammars = find_grammars(options, files, loaded.config, cores)
     loaded_drafter = draft or head
-    items, items_memory = _items_of(options, files, recipe, loaded)
+    items, items_memory = _items_of(options, loaded)
     num_blocks = resolve_num_blocks(
         options,
         loaded.config,
@@ -120,7 +119,6 @@ def build_cpu_runner(
         num_blocks=num_blocks,
         max_model_len=resolve_max_model_len(options, loaded.config, num_blocks),
         grammars=grammars,
-        recipe=recipe,
     )
     # One more block than can be allocated: block 0 is the null block.
     kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=options.block_size, backend=backend)
@@ -155,17 +153,9 @@ def build_cpu_runner(
     return runner
 
 
-def _items_of(
-    options: Options, files: ModelFiles, recipe: Recipe | None, loaded: LoadedModel
-) -> tuple[Items, ItemMemory] | tuple[None, None]:
-    """Loads what this rank encodes items with. Returns it and the memory that items take; None: it encodes none."""
-    backend = loaded.model.backend
-    if recipe is None or not backend.stage.is_first:
-        return None, None
-    encoder = load_encoder(
-        files, dtype=model_dtype(options), backend=backend, options=options.mm_processor_kwargs,
-        load_format=options.load_format, model_impl=options.model_impl,
-    )  # fmt: skip
+def _items_of(options: Options, loaded: LoadedModel) -> tuple[Items, ItemMemory] | tuple[None, None]:
+    """Returns what this rank encodes items with, and the memory that they take; None: it encodes none."""
+    encoder = loaded.encoder
     sizes = None if encoder is None else item_sizes(options, encoder, torch.float32)
     if encoder is None or sizes is None:
         return None, None
@@ -175,5 +165,5 @@ def _items_of(
         "largest is %s",
         encoder.weight_bytes / 2**30, memory.num_bytes / 2**30, sizes.description,
     )  # fmt: skip
-    cache = EncoderCache(sizes.cache_size, encoder.hidden_size, torch.float32, backend.device)
+    cache = EncoderCache(sizes.cache_size, encoder.hidden_size, torch.float32, loaded.model.backend.device)
     return Items(encoder, cache, most_input_bytes=sizes.input_bytes), memory

@@ -107,6 +107,7 @@ class Runner:
         self._traffic = self._new_traffic()
         self._drafter = drafter
         self.items = items
+        self._share_items()
         # Sent to the scheduler in Ready.
         self.model_info = model_info
 
@@ -124,9 +125,12 @@ class Runner:
         """See worker.step.runner.StepRunner."""
         self._model.groups.leave()
         self._model.groups = groups or self._without_others
-        if self.items is not None:
-            self.items.encoder.use_group(self._model.groups.tensor)
+        self._share_items()
         self._traffic = self._new_traffic()
+
+    def _share_items(self) -> None:
+        if self.items is not None:
+            self.items.encoder.group = self._model.groups.tensor
 
     @property
     def num_live_rows(self) -> int:

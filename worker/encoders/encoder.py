@@ -8,7 +8,7 @@ import torch
 from configs.groups.media import ItemLimits
 from protos.inference_pb2 import ItemData
 from runtime.media.recipes.recipe import ItemSize, Recipe
-from worker.parallel.groups import Group
+from worker.parallel.groups import Alone, Group
 
 
 class ItemError(ValueError):
@@ -36,11 +36,9 @@ class Encoder(ABC):
     hidden_size: int
     # Bytes that the weights take in memory.
     weight_bytes: int
-
-    @abstractmethod
-    def use_group(self, group: Group) -> None:
-        """Sets the ranks that share the tower's layers: those of the tensor group, in each epoch once they are
-        connected. All encode the same items in the same order."""
+    # The ranks that share each layer, all of which encode the same items in the same order. The tensor group of the
+    # epoch; runners set it.
+    group: Group = Alone()
 
     @abstractmethod
     def prepare(self, data: ItemData) -> Prepared:

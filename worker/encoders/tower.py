@@ -3,7 +3,7 @@
 Legend: N patches, E width, H heads, D head size, F intermediate size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from kernels.attention.packed import PackedAttention
 from kernels.backend import Backend
 from kernels.linear import PackedLinear
+from kernels.linear.weights import PackedWeight, Weight
 from kernels.shard import WHOLE
 from worker.layers.linear import linear_shapes, load_linear
 from worker.layers.norm import Norm
@@ -60,11 +61,12 @@ class TowerShape:
     def head_size(self) -> int:
         return self.width // self.num_heads
 
-    def workspace_bytes(self, num_patches: int, dtype: torch.dtype) -> int:
-        """Returns the bytes that blocks take for so many patches, at most: the stream twice and rope's products in
-        float32, the norm's result, q, k, v and the attention's results in `dtype`; and the MLP's some rows at a time."""
-        mlp = min(num_patches, _ROWS) * self.intermediate_size * (8 + 3 * dtype.itemsize)
-        return num_patches * self.width * (20 + 6 * dtype.itemsize) + mlp
+    def workspace_bytes(self, num_patches: int, patch_numbers: int) -> int:
+        """Returns the bytes of intermediate results for this many patches, as float32: in attention, the stream with
+        its norm, q, k and v, what rope makes of two of them, and the result with its projection; in MLPs and for the
+        embedding of patches, some rows at a time."""
+        rows = min(num_patches, _ROWS)
+        return 4 * (12 * num_patches * self.width + rows * (4 * self.intermediate_size + 4 * patch_numbers))
 
     def backend_of(self, backend: Backend) -> Backend:
         """Returns the backend of the layers: with the whole of each if ranks do not divide heads and MLP."""
@@ -76,6 +78,36 @@ class TowerShape:
 def undivided(backend: Backend) -> Backend:
     """Returns the backend of layers that each rank has as a whole."""
     return replace(backend, shard=WHOLE)
+
+
+class FloatsReader:
+    """A WeightReader of layers that stay floats where the language model's are quantized: towers are small beside it,
+    and their errors would enter every layer of it."""
+
+    def __init__(self, reader: WeightReader) -> None:
+        self._reader = reader
+
+    def __call__(self, name: str) -> torch.Tensor:
+        return self._reader(name)
+
+    def float32(self, name: str) -> torch.Tensor:
+        return self._reader.float32(name)
+
+    def weight(self, name: str, outputs: slice | None = None, inputs: slice | None = None) -> Weight:
+        weight_OI = self._reader(name)[outputs or slice(None)]
+        return weight_OI if inputs is None else weight_OI[:, inputs].contiguous()
+
+    def head_weight(self, name: str, outputs: slice | None = None) -> Weight:
+        return self.weight(name, outputs)
+
+    def kv_scale(self, attention: str) -> tuple[float, float] | None:
+        return self._reader.kv_scale(attention)
+
+    def packed(self, names: Sequence[str]) -> PackedWeight | None:
+        return self._reader.packed(names)
+
+    def keep(self, names: Sequence[str], packed: PackedWeight) -> None:
+        self._reader.keep(names, packed)
 
 
 class Ranks:

@@ -43,10 +43,10 @@ from worker.models.info import (
     model_info,
     refuse_states_on_gpus,
     resolve_max_model_len,
-    wanted_recipe,
+    wanted_items,
     with_block_size,
 )
-from worker.models.loader import LoadedModel, config_of, load_encoder, load_model
+from worker.models.loader import LoadedModel, config_of, load_model
 from worker.models.registry import model_of
 from worker.parallel.axes import axes_of, experts_of, shard_of
 from worker.parallel.expert_exchange import check_experts
@@ -128,15 +128,9 @@ def build_gpu_runner(
             model_impl=options.model_impl,
             make_backend=partial(_make_backend, options, device, rank=rank),
             max_model_len=options.max_model_len,
+            items=wanted_items(options),
             progress=progress,
         )
-        recipe = wanted_recipe(options, files)
-        encoder = None
-        if recipe is not None:
-            encoder = load_encoder(
-                files, dtype=model_dtype(options), backend=loaded.model.backend, options=options.mm_processor_kwargs,
-                load_format=options.load_format, model_impl=options.model_impl,
-            )  # fmt: skip
     backend = loaded.model.backend
     _log.info(
         "weights are loaded on %s, in %.2f s: %.2f GiB, quantization %s, computed by %s",
@@ -150,7 +144,7 @@ def build_gpu_runner(
     progress(1.0)
     axes = axes_of(options)
     others = without_others(axes, rank, replica) if axes.num_ranks > 1 else Groups()
-    parts = Components(options, device, loaded, GpuExecutor(loaded.model, others), encoder)
+    parts = Components(options, device, loaded, GpuExecutor(loaded.model, others))
     use = parts.measure()
     progress(1.0)
     grammars = find_grammars(options, files, loaded.config)
@@ -167,7 +161,6 @@ def build_gpu_runner(
         num_blocks=num_blocks,
         max_model_len=resolve_max_model_len(options, loaded.config, num_blocks, on_gpu=True),
         grammars=grammars,
-        recipe=recipe,
     )
     if not options.num_blocks_override:
         _log.info("%s", account(use, options, info, block_bytes))

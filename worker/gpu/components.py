@@ -14,7 +14,6 @@ from configs.sampling import MAX_LOGPROB_TOKENS, MAX_LOGPROBS, PARAMETERS
 from protos import inference_pb2
 from worker.device.device import Device, DeviceMemory
 from worker.encoders.cache import EncoderCache
-from worker.encoders.encoder import Encoder
 from worker.encoders.items import Items
 from worker.encoders.sizes import item_sizes
 from worker.errors import PermanentError
@@ -115,16 +114,8 @@ class Components:
     """Makes the parts for a loaded model. Each method raises PermanentError if memory is short; the message says which
     option to lower, and to what value."""
 
-    def __init__(
-        self,
-        options: Options,
-        device: Device,
-        loaded: LoadedModel,
-        executor: GpuExecutor,
-        encoder: Encoder | None = None,
-    ) -> None:
-        """encoder: of images and videos; None: the model takes text only. Raises PermanentError or
-        ValueError for options that the model does not allow."""
+    def __init__(self, options: Options, device: Device, loaded: LoadedModel, executor: GpuExecutor) -> None:
+        """Raises PermanentError or ValueError for options that the model does not allow."""
         self._options, self._device, self._loaded, self._executor = options, device, loaded, executor
         self._longest = longest_sequence(options, loaded.config)
         compilation, speculation = options.compilation_config, options.speculative_config
@@ -138,7 +129,7 @@ class Components:
             most_drafts=self._most_drafts,
         )
         self._weights = device.memory().allocated
-        self._encoder, dtype = encoder, executor.backend.compute_dtype
+        encoder, dtype = loaded.encoder, executor.backend.compute_dtype
         sizes = self._sizes_of_items = None if encoder is None else item_sizes(options, encoder, dtype)
         self._encoder_cache: EncoderCache | None = None
         if encoder is not None and sizes is not None:
@@ -149,7 +140,7 @@ class Components:
 
     def items(self, use: MemoryUse) -> Items | None:
         """Makes what this rank encodes items with; None: it encodes none. use: as measured at the start."""
-        encoder, sizes, cache = self._encoder, self._sizes_of_items, self._encoder_cache
+        encoder, sizes, cache = self._loaded.encoder, self._sizes_of_items, self._encoder_cache
         if encoder is None or sizes is None or cache is None:
             return None
 
@@ -189,7 +180,7 @@ class Components:
     def _peak_of_items(self, kv_bytes: int) -> int:
         """Encodes the largest item beside what is allocated, kv_bytes of it for KV. Returns the bytes beyond those and
         the weights."""
-        sizes, encoder, device = self._sizes_of_items, self._encoder, self._device
+        sizes, encoder, device = self._sizes_of_items, self._loaded.encoder, self._device
         if sizes is None or encoder is None:
             return 0
 

@@ -125,7 +125,7 @@ class GpuRunner:
             self._ranks.leave()
         else:
             if self.items is not None:
-                self.items.encoder.use_group(groups.tensor)
+                self.items.encoder.group = groups.tensor
             self._ranks.join(groups, while_waiting)
 
     def reset(self) -> None:

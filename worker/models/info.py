@@ -9,16 +9,13 @@ import torch
 from configs.options import Options
 from kernels.shard import ALL_LAYERS, WHOLE, Shard, Stage
 from protos import inference_pb2
-from protos.inference_pb2 import ITEM_KIND_IMAGE, ITEM_KIND_VIDEO
-from runtime.media.recipes.recipe import Recipe
 from runtime.media.recipes.registry import recipe_to_json
-from runtime.model_files import ModelFiles
 from runtime.wire import octavo_version
 from worker.encoders.sizes import ItemMemory
 from worker.errors import PermanentError
 from worker.layers.kv_cache import DrafterBlocks, KVCache, automatic_block_size, block_sizes_of
 from worker.model_config import ModelConfig
-from worker.models.loader import LoadedModel, recipe_of
+from worker.models.loader import LoadedModel, WantedItems
 from worker.sampling.grammars import Grammars
 from worker.step.items import ItemTokens
 from worker.step.rows import Rows
@@ -88,11 +85,9 @@ def model_info(
     num_blocks: int,
     max_model_len: int,
     grammars: Grammars | None = None,
-    recipe: Recipe | None = None,
 ) -> inference_pb2.ModelInfo:
     """Makes the ModelInfo that Ready sends to the scheduler. name: of the model's files. kernels: from cpu_kernels or
-    gpu_kernels. num_blocks: without the null block. grammars: None if the replica can honour no constraint.
-    recipe: None: the replica takes text only."""
+    gpu_kernels. num_blocks: without the null block. grammars: None if the replica can honour no constraint."""
     config, dtype_name = loaded.config, str(model_dtype(options)).removeprefix("torch.")
     said = {field: getattr(config.default_sampling, field) for field in config.default_sampling.__slots__}
     defaults = {field: value for field, value in said.items() if value is not None}
@@ -123,7 +118,7 @@ def model_info(
         octavo_version=octavo_version(),
         grammar_engine="" if grammars is None else grammars.version,
         carries_states=config.recurrence is not None,
-        media_json="" if recipe is None else recipe_to_json(recipe),
+        media_json="" if loaded.recipe is None else recipe_to_json(loaded.recipe),
     )
 
 
@@ -131,10 +126,6 @@ def make_rows(
     options: Options, loaded: LoadedModel, info: inference_pb2.ModelInfo, grammars: Grammars | None = None
 ) -> Rows:
     """grammars: None also for ranks that do not sample."""
-    config = loaded.config
-    item_tokens = None
-    if info.media_json:
-        item_tokens = ItemTokens(embedded=config.embedded_token_ids, has_axes=config.mrope_section is not None)
     return Rows(
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
@@ -144,20 +135,23 @@ def make_rows(
         vocab_size=loaded.config.vocab_size,
         eos_token_ids=loaded.config.eos_token_ids,
         grammars=grammars,
-        item_tokens=item_tokens,
+        item_tokens=item_tokens(loaded),
     )
 
 
-def wanted_recipe(options: Options, files: ModelFiles) -> Recipe | None:
-    """Returns how images and videos become tokens; None: the model takes none of those that limit_mm_per_prompt allows.
-    Raises WeightsError."""
-    limits = options.limit_mm_per_prompt
-    kinds = {ITEM_KIND_IMAGE: limits.image.count, ITEM_KIND_VIDEO: limits.video.count}
-    if not any(kinds.values()):
+def item_tokens(loaded: LoadedModel) -> ItemTokens | None:
+    """Returns how rows have images and videos; None: the model takes none."""
+    if loaded.recipe is None:
         return None
-    recipe = recipe_of(files, options.model_impl)
-    takes_any = recipe is not None and any(count and recipe.placeholder(kind) for kind, count in kinds.items())
-    return recipe if takes_any else None
+    config = loaded.config
+    return ItemTokens(embedded=config.embedded_token_ids, has_axes=config.mrope_section is not None)
+
+
+def wanted_items(options: Options) -> WantedItems:
+    """Returns the images and videos that the options ask for."""
+    return WantedItems(
+        limits=options.limit_mm_per_prompt, processor=options.mm_processor_kwargs, tokenizer=options.tokenizer
+    )
 
 
 def log_ready(info: inference_pb2.ModelInfo, *, seconds: float, num_swap_blocks: int) -> None:

@@ -23,7 +23,7 @@ from worker.encoders.encoder import Encoder
 from worker.encoders.pixels import Pixels
 from worker.models.families.qwen2_vl.encoder import QwenEncoder
 from worker.models.families.smolvlm.encoder import SmolVLMEncoder
-from worker.models.loader import load_encoder
+from worker.models.loader import WantedItems, load_model
 
 # Odd sizes: less than the least, more than the most pixels, narrow, and of several windows.
 SIZES = [(5, 7), (37, 53), (61, 30), (9, 120), (200, 90)]
@@ -37,11 +37,11 @@ class Pair:
 
 
 def _load(directory: Path, backend: Backend, **options: int) -> Encoder:
-    encoder = load_encoder(
-        resolve_model(str(directory)), dtype=torch.float32, backend=backend, options=ProcessorOptions(**options)
-    )
-    assert encoder is not None
-    return encoder
+    wanted = WantedItems(limits=ItemLimits(), processor=ProcessorOptions(**options))
+    files = resolve_model(str(directory))
+    loaded = load_model(files, dtype=torch.float32, make_backend=lambda config: backend, items=wanted)
+    assert loaded.encoder is not None
+    return loaded.encoder
 
 
 def _pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:

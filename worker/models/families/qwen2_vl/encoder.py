@@ -15,10 +15,10 @@ from runtime.media.recipes.qwen2_vl import Qwen2VLRecipe
 from runtime.media.recipes.recipe import ItemSize, Recipe
 from worker.encoders.encoder import Encoder, ItemError, Prepared
 from worker.encoders.pixels import Pixels, decoded, resample_of, resized, scale_of_values, stacked, valued
+from worker.encoders.tower import FloatsReader
 from worker.models.families.qwen2_vl.config import text_config
 from worker.models.families.qwen2_vl.largest import largest
 from worker.models.families.qwen2_vl.tower import QwenTower, QwenTowerConfig, tower_config, tower_shapes
-from worker.parallel.groups import Group
 from worker.weights.reader import Shape, WeightReader
 
 _MEAN, _STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
@@ -44,8 +44,8 @@ class QwenEncoder(Encoder):
         assert isinstance(recipe, Qwen2VLRecipe)
         self.recipe = self._recipe = recipe
         self._options, self._device = options, backend.device
-        config = _config(raw)
-        self._tower = QwenTower(config, reader, backend)
+        self._config = config = _config(raw)
+        self._tower = QwenTower(config, FloatsReader(reader), backend)
         self.hidden_size, self.weight_bytes = config.out_size, self._tower.num_bytes
         names = {ITEM_KIND_IMAGE: "image", ITEM_KIND_VIDEO: "video"}
         kinds = {kind: read_preprocessor(directory, name) for kind, name in names.items()}
@@ -56,10 +56,6 @@ class QwenEncoder(Encoder):
     def shapes(raw: Mapping[str, Any]) -> dict[str, Shape]:
         """See worker.models.family.MakeEncoder."""
         return tower_shapes(_config(raw))
-
-    def use_group(self, group: Group) -> None:
-        """See Encoder."""
-        self._tower.ranks.group = group
 
     def prepare(self, data: ItemData) -> Prepared:
         """See Encoder."""
@@ -83,13 +79,14 @@ class QwenEncoder(Encoder):
     def encode(self, prepared: Prepared) -> torch.Tensor:
         """See Encoder."""
         assert isinstance(prepared, Pixels)
+        self._tower.ranks.group = self.group
         x_NE = torch.cat([self._tower.embed(patches) for patches in self.patches(prepared)])
         return self._tower(x_NE, prepared.grid)
 
     def patches(self, prepared: Pixels) -> Iterator[torch.Tensor]:
         """Yields the pixel_values of transformers' processors, some patches at a time: float32 [N, numbers]. A patch's
         numbers are ordered by colour, frame, row and column."""
-        recipe, table = self.recipe, self._tables[prepared.kind]
+        recipe, table = self._recipe, self._tables[prepared.kind]
         depth, side, merge = recipe.temporal_patch_size, recipe.patch_size, recipe.merge_size
         _, rows, columns = prepared.grid
         step = max(1, _PATCHES // (columns * merge**2))
@@ -106,8 +103,10 @@ class QwenEncoder(Encoder):
 
     def workspace_bytes(self, size: ItemSize) -> int:
         """See Encoder."""
-        num_patches = self._recipe.layout(size).num_embeddings * self._recipe.merge_size**2
-        return self._tower.workspace_bytes(num_patches)
+        height, width = self._recipe.resized(size)
+        times = -(-size.num_frames // self._recipe.temporal_patch_size)
+        num_patches = times * height * width // self._recipe.patch_size**2
+        return self._config.shape.workspace_bytes(num_patches, self._config.patch_numbers)
 
     def largest(self, limits: ItemLimits) -> ItemSize | None:
         """See Encoder."""

@@ -123,11 +123,6 @@ class QwenTower:
         ends = (self._embed, *self._merger)
         return sum(linear.num_bytes for linear in ends) + sum(block.num_bytes for block in self._blocks)
 
-    def workspace_bytes(self, num_patches: int) -> int:
-        """Returns the bytes that `embed` and a call take, at most."""
-        numbers = 16 * min(num_patches, 2 * 4096) * self._config.patch_numbers
-        return self._config.shape.workspace_bytes(num_patches, self._backend.compute_dtype) + numbers
-
     def embed(self, patches_N: torch.Tensor) -> torch.Tensor:
         """Returns the stream, float32 [N, E]. patches_N: float32, a row of numbers for each patch; patches of a merged
         one follow each other."""

@@ -15,9 +15,9 @@ from runtime.media.recipes.preprocessor import read_preprocessor
 from runtime.media.recipes.recipe import ItemSize, Recipe
 from worker.encoders.encoder import Encoder, ItemError, Prepared
 from worker.encoders.pixels import Pixels, decoded, resample_of, resized, scale_of_values, stacked, valued
+from worker.encoders.tower import FloatsReader
 from worker.models.families.smolvlm.config import text_config
 from worker.models.families.smolvlm.tower import SiglipConfig, SiglipTower, siglip_config, siglip_shapes
-from worker.parallel.groups import Group
 from worker.weights.reader import Shape, WeightReader
 
 _MEAN = _STD = (0.5, 0.5, 0.5)
@@ -49,7 +49,7 @@ class SmolVLMEncoder(Encoder):
         self.recipe = self._recipe = recipe
         self._device = backend.device
         self._config = _config(raw)
-        self._tower = SiglipTower(self._config, reader, backend)
+        self._tower = SiglipTower(self._config, FloatsReader(reader), backend)
         self.hidden_size, self.weight_bytes = self._config.out_size, self._tower.num_bytes
         settings = read_preprocessor(directory, "image")
         self._resample = resample_of(settings, Image.Resampling.LANCZOS)
@@ -59,10 +59,6 @@ class SmolVLMEncoder(Encoder):
     def shapes(raw: Mapping[str, Any]) -> dict[str, Shape]:
         """See worker.models.family.MakeEncoder."""
         return siglip_shapes(_config(raw))
-
-    def use_group(self, group: Group) -> None:
-        """See Encoder."""
-        self._tower.ranks.group = group
 
     def prepare(self, data: ItemData) -> Prepared:
         """See Encoder."""
@@ -91,6 +87,7 @@ class SmolVLMEncoder(Encoder):
     def encode(self, prepared: Prepared) -> torch.Tensor:
         """See Encoder."""
         assert isinstance(prepared, Pixels)
+        self._tower.ranks.group = self.group
         step = max(1, _PATCHES // self._config.side**2)
         tiles = prepared.frames.split(step)
         return torch.cat([self._tower(self._patches(some)) for some in tiles])
@@ -108,12 +105,12 @@ class SmolVLMEncoder(Encoder):
         return values.reshape(-1, self._config.patch_numbers)
 
     def workspace_bytes(self, size: ItemSize) -> int:
-        """See Encoder. Tiles are computed some at a time."""
-        num_tiles, side = self._recipe.tiling(size).num_tiles, self._config.side
-        num_patches = min(num_tiles, max(1, _PATCHES // side**2)) * side**2
-        of_tower = self._config.shape.workspace_bytes(num_patches, self._tower.compute_dtype)
-        embeddings = 8 * num_tiles * self._recipe.tile_embeddings * self.hidden_size
-        return of_tower + 16 * num_patches * self._config.patch_numbers + embeddings
+        """See Encoder. Beside the results of all tiles, one call's tiles are computed at a time."""
+        of_tile = self._config.side**2
+        num_tiles = self._recipe.tiling(size).num_tiles
+        rows = min(num_tiles * of_tile, max(_PATCHES, of_tile))
+        results = 2 * 4 * num_tiles * self._recipe.tile_embeddings * self.hidden_size
+        return self._config.shape.workspace_bytes(rows, self._config.patch_numbers) + results
 
     def largest(self, limits: ItemLimits) -> ItemSize | None:
         """See Encoder. Images are resized to one length whatever their size, and squares have the most tiles."""

@@ -104,10 +104,6 @@ class SiglipTower:
         ends = self._embed.num_bytes + self._projection.num_bytes + self._places_NE.nbytes
         return ends + sum(block.num_bytes for block in self._blocks)
 
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        return self._backend.compute_dtype
-
     def __call__(self, patches_N: torch.Tensor) -> torch.Tensor:
         """Returns float32 [M, out_size]. patches_N: float32, a row of numbers for each patch of some tiles, row by row.
         A tile's result does not depend on the others."""
