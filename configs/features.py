@@ -44,5 +44,5 @@ def needed_by(sampling: Any) -> frozenset[str]:
 def named(features: frozenset[str]) -> str:
     """Returns the features as errors name them: as fields, the first of which begins the text."""
     first, *others = sorted(features)
-    field = first if first == WIDE_SEARCH else f"sampling.{first}"
+    field = first if first in (WIDE_SEARCH, ITEMS) else f"sampling.{first}"
     return f"{field} is set" + (f", with {', '.join(others)}" if others else "")
