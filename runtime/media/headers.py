@@ -24,7 +24,7 @@ _KNOWN = "use PNG, JPEG, WebP, GIF or BMP"
 # What reading a damaged header raises in Pillow, beside ValueError; its warnings may be errors, too.
 _DAMAGED = (
     SyntaxError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, struct.error, zlib.error,
-    Warning,
+    Warning, Image.DecompressionBombError,
 )  # fmt: skip
 _ORIENTATION = 0x0112
 _PNG = b"\x89PNG\r\n\x1a\n"
