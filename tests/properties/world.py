@@ -29,6 +29,7 @@ from tests.fakes.plan_worker import Drafter, PlanWorker
 from tests.properties import inside
 from tests.properties.admission import is_full, is_valid, making_way
 from tests.properties.features import count_plan
+from tests.properties.items import answer_item, take_wanted
 from tests.properties.model import Flight, ModelSequence, bound_plans, plans_between, sequences_of, stay_of
 from tests.properties.plan_checks import check_empty_plan, check_found_blocks, check_no_plan, check_plan, rest_of_batch
 from tests.properties.results import expect, with_strays, without
@@ -69,6 +70,8 @@ class World:
         self.is_isolating = False
         # Blocks of sequences that are known to have failed: no request may find them until they are written anew.
         self.spoiled: set[int] = set()
+        # Numbers of items that the worker has not prepared yet.
+        self.unanswered: set[int] = set()
         self._guess = Random(seed)
         self._diligence = diligence
         self._groups: dict[int, list[ModelSequence]] = {}
@@ -83,6 +86,7 @@ class World:
             num_swap_blocks=num_swap_blocks,
             max_num_seqs=self.settings.max_num_seqs,
             max_num_batched_tokens=self.settings.max_num_batched_tokens,
+            encoder_cache_size=self.settings.encoder_cache_size,
         )
 
     @property
@@ -110,6 +114,7 @@ class World:
         assert valid, "accepted, although it can't run"
         assert not full or displaced, "accepted, although the queue is full"
         self._add(request, outputs_alone(request, self.settings.eos_token_ids))
+        take_wanted(self)
 
     def _add(self, request: GroupRequest, outputs: dict[int, Output]) -> None:
         members = sequences_of(self.settings, request, outputs, self.now)
@@ -164,9 +169,13 @@ class World:
             self._take_preemption(event)
         self._set_aside()
         if plan is None:
+            take_wanted(self)
             check_no_plan(self, has_preempted=bool(preemptions))
             return False
         self.num_plans += 1
+        for sequence in self.live.values():
+            # While items are prepared, others go first.
+            sequence.last_plan += bool(self.unanswered)
         overtaken = check_plan(self, plan)
         self.seen["a long prefill was passed"] += overtaken
         self.rows_to_free.clear()
@@ -176,6 +185,7 @@ class World:
             self._take_row(self.live[key], planned.row, planned.sequence, planned.num_computed_tokens, plan)
         numbers = [planned.sequence for planned in plan.new_rows] or list(self.by_generation)
         result = self.worker.run(plan, failing=[self._guess.choice(numbers)] if failing else (), drafter=drafter)
+        take_wanted(self)
         self.spoiled -= self.worker.renewed
         check_found_blocks(self, plan)
         self.in_flight.append(Flight(plan, result, frozenset(plan.decode_rows.tolist() + [r for r, _ in plan.chunks])))
@@ -272,6 +282,10 @@ class World:
         if self._guess.random() < self._diligence:
             check(self)
 
+    def answer_item(self, number: int, *, failing: bool = False) -> None:
+        """Says that the worker has prepared an item, or can't."""
+        self._take_ends(*answer_item(self, number, failing=failing))
+
     def deliver_again(self, results: list[Result]) -> None:
         """Delivers results again. Those of plans that are not the oldest in flight must have no effect."""
         for result in results:
@@ -340,6 +354,8 @@ class World:
         self.rows_to_free.clear()
         self.resting_rows.clear()
         self.spoiled.clear()
+        self.unanswered.clear()
+        assert not self.core.take_wanted_items(), "items of the last epoch are wanted"
         for sequence in self.live.values():
             sequence.leave_row()
             sequence.is_swapped = False
@@ -392,9 +408,11 @@ class World:
         """Runs until nothing is left, which takes a bounded number of plans."""
         remaining = rest_of_batch(self)
         while self.live or self.in_flight:
+            for number in sorted(self.unanswered):
+                self.answer_item(number)
             if self.schedule():
                 remaining -= 1
                 assert remaining >= 0 or self.settings.preemption_policy != "whole_context", "no end in sight"
-            else:
+            elif not self.unanswered:
                 self.deliver()
         check_idle(self)
