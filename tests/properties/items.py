@@ -55,8 +55,8 @@ def _needs(world: World, sequence: ModelSequence, number: int) -> bool:
 
 
 def may_lack_items(world: World, sequence: ModelSequence, plan: Plan) -> bool:
-    """True if an item of a waiting sequence is neither prepared nor in the cache, or leaves it with this plan: others go
-    before the sequence."""
+    """True if others may go before a waiting sequence: an item is neither prepared nor in the cache, or leaves it with
+    this plan."""
     worker = world.worker
     there = {worker.inputs[number].name for number in worker.prepared}
     there |= {item.name for number, item in worker.embeddings.items() if number not in plan.dropped_items}
