@@ -31,7 +31,8 @@ OF_SCHEDULERS = frozenset({"repetition_detection"})
 
 def of_worker(model: Any) -> frozenset[str]:
     """Returns what a worker with this ModelInfo honours."""
-    return OF_WORKERS | {CONSTRAINT, THINKING_BUDGET} if model.grammar_engine else OF_WORKERS
+    of_grammars = {CONSTRAINT, THINKING_BUDGET} if model.grammar_engine else set[str]()
+    return OF_WORKERS | of_grammars | ({ITEMS} if model.media_json else set())
 
 
 def needed_by(sampling: Any) -> frozenset[str]:
@@ -43,5 +44,5 @@ def needed_by(sampling: Any) -> frozenset[str]:
 def named(features: frozenset[str]) -> str:
     """Returns the features as errors name them: as fields, the first of which begins the text."""
     first, *others = sorted(features)
-    field = first if first == WIDE_SEARCH else f"sampling.{first}"
+    field = first if first in (WIDE_SEARCH, ITEMS) else f"sampling.{first}"
     return f"{field} is set" + (f", with {', '.join(others)}" if others else "")

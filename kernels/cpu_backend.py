@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 
 from kernels.attention.latent.check import check as check_latent_attention
+from kernels.attention.packed.check import check as check_packed_attention
 from kernels.attention.paged.check import check as check_attention
 from kernels.attention.recurrent.check import check as check_recurrences
 from kernels.backend import Backend, native_backend, torch_backend
@@ -23,6 +24,7 @@ _CHECKS = (
     check_linear,
     check_attention,
     check_latent_attention,
+    check_packed_attention,
     check_recurrences,
     check_rms_norm,
     check_gates,

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         Superseded,
         Unavailable,
     )
+    from octavo.client.media import Video
     from octavo.client.requests import RepetitionDetection, SamplingParams
     from octavo.client.results import (
         Choice,
@@ -88,6 +89,7 @@ _MODULES = {
         "Usage",
     ),
     "octavo.client.requests": ("RepetitionDetection", "SamplingParams"),
+    "octavo.client.media": ("Video",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -129,6 +131,7 @@ __all__ = [
     "ToolCallPiece",
     "Unavailable",
     "Usage",
+    "Video",
     "tls_credentials",
 ]
 

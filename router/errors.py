@@ -10,6 +10,7 @@
     ├── UnknownRequest       NOT_FOUND            no replica knows the request (any more)
     ├── NotMigrated          FAILED_PRECONDITION  no other replica can continue the request (now)
     ├── MissingFeature       FAILED_PRECONDITION  no replica has a feature that the request needs
+    ├── ItemsNeeded          FAILED_PRECONDITION  a resume has to bring its items again (reason ITEMS_NEEDED)
     ├── DuplicateRequest     ALREADY_EXISTS       a live request has this id (and attempt)
     ├── Superseded           ABORTED              a higher attempt of the request is live
     ├── Cancelled            CANCELLED            Cancel was called
@@ -39,6 +40,8 @@ class RequestError(Exception):
     status = grpc.StatusCode.UNKNOWN
     # Seconds after which a retry may work; None: unknown.
     retry_after_s: float | None = None
+    # For programs, in google.rpc's ErrorInfo, where the status does not say enough; empty: it does.
+    reason = ""
 
 
 class InvalidRequest(RequestError):
@@ -89,6 +92,11 @@ class NotMigrated(RequestError):
 
 class MissingFeature(RequestError):
     status = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class ItemsNeeded(RequestError):
+    status = grpc.StatusCode.FAILED_PRECONDITION
+    reason = "ITEMS_NEEDED"
 
 
 class DuplicateRequest(RequestError):

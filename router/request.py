@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from configs.features import CONSTRAINT
 from protos import inference_pb2 as pb
+from runtime.media.packed import PackedItem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,8 @@ class RoutingHints:
     features: frozenset[str] = frozenset()
     # Its max_logprobs must be as high.
     num_logprobs: int = 0
+    # First token and name of each item in the prompt.
+    items: Sequence[tuple[int, bytes]] = ()
 
 
 def fingerprint_of(model: pb.ModelInfo, features: frozenset[str]) -> str:
@@ -88,6 +91,9 @@ class Request:
     # Its deltas have the reasoning.
     include_reasoning: bool = True
     trace: RequestTrace = UNTRACED
+    # The images and videos among the prompt's tokens, and their files.
+    items: Sequence[pb.ItemSpan] = ()
+    item_files: Sequence[PackedItem] = ()
 
     @property
     def attempt(self) -> int:
@@ -110,6 +116,7 @@ class Request:
             tenant=self.tenant,
             features=self.features,
             num_logprobs=self.num_logprobs,
+            items=[(span.first_token, span.name) for span in self.items],
         )
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import secrets
 import socket
@@ -25,6 +26,10 @@ from router.errors import AddressError
 from router.intake.admission import Admission
 from router.intake.constraints import Constraints, compilers
 from router.intake.intake import Intake
+from router.intake.media.fetching import Fetcher
+from router.intake.media.items import Items
+from router.intake.media.limits import MediaLimits
+from router.intake.media.store import ItemStore
 from router.replicas.dispatcher import Dispatcher
 from router.replicas.health.pace import PaceSettings
 from router.replicas.migrations import Migrations
@@ -119,6 +124,12 @@ class RouterServer:
         self._tracing = Tracing.open(endpoint, f"router-{index}") if endpoint else None
         self.streams = StreamRegistry(self.metrics)
         dispatcher = Dispatcher(self._replicas, self.metrics)
+        self._items = Items(
+            MediaLimits.of(options),
+            ItemStore(math.floor(options.item_memory * 2**30)),
+            Fetcher(options.allowed_media_domains, options.media_fetch_timeout),
+        )
+        self.metrics.item_bytes.set_function(lambda: self._items.store.num_bytes)
         self.intake = Intake(
             model_name=model_name,
             tokenizer=self._tokenizer,
@@ -130,6 +141,7 @@ class RouterServer:
             migrations=Migrations(self._replicas, dispatcher, self.metrics),
             metrics=self.metrics,
             telemetry=RequestTelemetry(self.metrics, self._tracing, log_requests=options.enable_log_requests),
+            items=self._items,
             buffer_bytes=options.stream_buffer_bytes,
             trusts_templates=options.trust_request_chat_template,
             tool_call_parser=options.tool_call_parser,
@@ -242,6 +254,7 @@ class RouterServer:
         await self._replicas.stop()
         self._tokenizer.close()
         self._constraints.close()
+        await self._items.close()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 

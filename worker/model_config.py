@@ -250,6 +250,11 @@ class ModelConfig:
     rope_dims: int | None = None
     # Rope rotates the pairs (2i, 2i + 1) of the checkpoint, not (i, i + rope_dims / 2).
     interleaved_rope: bool = False
+    # Pairs of numbers of a head that rope rotates by the position in time, height and width (M-RoPE); None: positions
+    # have one axis.
+    mrope_section: tuple[int, int, int] | None = None
+    # Tokens within an item that an encoder's embeddings replace; see runtime.media.recipes.
+    embedded_token_ids: frozenset[int] = frozenset()
     rms_norm_eps: float
     max_position_embeddings: int
     # Biases on: q, k and v; the attention's output; the MLP's three projections.

@@ -143,6 +143,11 @@ class NativeKernels:
         self.pack = _typed(functions.octavo_pack, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
         # (step, q, cache, scale, out). Not recorded: steps of models with MLA never are.
         self.mla_attention = _typed(functions.octavo_mla_attention, c_void_p, c_void_p, c_void_p, c_float, c_void_p)
+        # (starts, sequences, q, k, v, stride, heads, head size, scale, out). Not recorded: encoders never are.
+        self.packed_attention = _typed(
+            functions.octavo_packed_attention,
+            c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_void_p,
+        )  # fmt: skip
         # (gates, count, x). Not recorded: steps of models with gated attention never are.
         self.multiply_by_sigmoid = _typed(functions.octavo_multiply_by_sigmoid, c_void_p, c_int64, c_void_p)
         # (draws, tokens)

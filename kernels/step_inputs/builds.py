@@ -14,16 +14,18 @@ def shipped() -> list[KernelBuild]:
     return [
         recorded("expand-blocks-of-16", lambda: _expand(16)),
         recorded("expand-blocks-of-32", lambda: _expand(32)),
+        recorded("expand-with-shifts", lambda: _expand(16, int32(8))),
         recorded("write-tables", lambda: write_tables(_TABLES, int32(8), int32(8), int32(8))),
         recorded("write-columns", lambda: write_columns(_columns(256), int32(8), _columns(8))),
         recorded("remember-tokens-after-drafts", lambda: remember_tokens(int32(256), int32(8), int32(8, 4), int32(8))),
     ]
 
 
-def _expand(block_size: int) -> None:
+def _expand(block_size: int, shifts_S: torch.Tensor | None = None) -> None:
     expand(
         int32(8), int32(9), int32(8), int32(32), int32(256), _TABLES,
         block_size=block_size, token_ids_T=int32(32), positions_T=int32(32), slots_T=tensor(torch.int64, 32),
+        shifts_S=shifts_S,
     )  # fmt: skip
 
 

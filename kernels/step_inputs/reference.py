@@ -12,6 +12,7 @@ def expand(
     block_tables_RB: torch.Tensor,
     *,
     block_size: int,
+    shifts_S: torch.Tensor | None = None,
 ) -> tuple[list[int], list[int], list[int]]:
     """Returns (token ids, positions, slots)."""
     num_tokens = len(host_token_ids_T)
@@ -24,7 +25,7 @@ def expand(
             position = int(context_lens_S[i]) - num_queries + query
             from_host = int(host_token_ids_T[token])
             token_ids[token] = from_host if from_host >= 0 else int(last_tokens_R[row])
-            positions[token] = position
+            positions[token] = position + (0 if shifts_S is None else int(shifts_S[i]))
             slots[token] = int(block_tables_RB[row, position // block_size]) * block_size + position % block_size
     return token_ids, positions, slots
 

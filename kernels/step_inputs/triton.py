@@ -28,6 +28,7 @@ def expand(
     token_ids_T: torch.Tensor,
     positions_T: torch.Tensor,
     slots_T: torch.Tensor,
+    shifts_S: torch.Tensor | None = None,
 ) -> None:
     """Writes each token's id, its position in the sequence and its slot in the KV cache.
 
@@ -37,18 +38,20 @@ def expand(
     block_tables_RB: int32, contiguous.
 
     Writes all of token_ids_T and positions_T (int32) and slots_T (int64): padding tokens, and tokens beyond
-    query_starts[-1], get token id -1, position 0 and slot -1.
+    query_starts[-1], get token id -1, position 0 and slot -1. shifts_S: int32, added to the positions of a row's
+    tokens; slots do not depend on it.
     """
     num_rows, num_tokens = len(rows_S), len(token_ids_T)
     assert query_starts.shape == (num_rows + 1,)
     assert context_lens_S.shape == (num_rows,)
     assert host_token_ids_T.shape == positions_T.shape == slots_T.shape == (num_tokens,)
+    assert shifts_S is None or shifts_S.shape == (num_rows,)
     assert block_tables_RB.is_contiguous()
     if num_tokens:
         _expand_kernel[(triton.cdiv(num_tokens, _BLOCK),)](
             rows_S, query_starts, context_lens_S, host_token_ids_T, last_tokens_R, block_tables_RB,
-            token_ids_T, positions_T, slots_T, num_rows, num_tokens, num_rows.bit_length(), block_tables_RB.shape[1],
-            BLOCK_SIZE=block_size, BLOCK_T=_BLOCK, num_warps=_NUM_WARPS,
+            token_ids_T, positions_T, slots_T, shifts_S, num_rows, num_tokens, num_rows.bit_length(),
+            block_tables_RB.shape[1], BLOCK_SIZE=block_size, BLOCK_T=_BLOCK, num_warps=_NUM_WARPS,
         )  # fmt: skip
 
 
@@ -112,6 +115,7 @@ def _expand_kernel(
     token_ids_T,
     positions_T,
     slots_T,
+    shifts_S,
     num_rows,
     num_tokens,
     num_halvings,
@@ -140,7 +144,10 @@ def _expand_kernel(
     place = row.to(tl.int64) * table_size + position // BLOCK_SIZE
     block = tl.load(block_tables_RB + place, mask=real, other=0).to(tl.int64)
     tl.store(token_ids_T + t, token, mask=there)
-    tl.store(positions_T + t, tl.where(real, position, 0), mask=there)
+    turned = position
+    if shifts_S is not None:
+        turned += tl.load(shifts_S + low, mask=real, other=0)
+    tl.store(positions_T + t, tl.where(real, turned, 0), mask=there)
     tl.store(slots_T + t, tl.where(real, block * BLOCK_SIZE + position % BLOCK_SIZE, -1), mask=there)
 
 

@@ -105,7 +105,7 @@ class Bench:
             before = engine.times.total
             step = engine.step()
             now = time.perf_counter()
-            if steps is not None:
+            if steps is not None and step.plan is not None:
                 steps.add(step.plan, engine.times.total - before)
             for sequence in step.sequences:
                 trace = traces[sequence.key[0]]

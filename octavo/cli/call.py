@@ -41,6 +41,10 @@ def _sampling(help: str, metavar: str | None = None) -> typer.models.OptionInfo:
 
 SEED = Annotated[int | None, _sampling("The same seed gives the same output.")]
 MAX_TOKENS = Annotated[int | None, _sampling("Most output tokens.")]
+IMAGE = Annotated[
+    list[Path] | None,
+    typer.Option("--image", metavar="FILE", help="An image, shown before your message. May be given several times."),
+]
 STOP = Annotated[list[str] | None, _sampling("Stop before this text. May be given several times.")]
 JSON_SCHEMA = Annotated[
     Path | None,
@@ -122,6 +126,7 @@ def chat(
     message: Annotated[str, typer.Argument(help="Your message to the model.", show_default=False)],
     target: TARGETS = ["localhost:50051"],  # noqa: B006 (typer copies it)
     system: SYSTEM = "",
+    image: IMAGE = None,
     model: MODEL = "",
     timeout: TIMEOUT = None,
     verbose: VERBOSE = False,
@@ -140,13 +145,20 @@ def chat(
 ) -> None:
     """Send one chat message to a running cluster and stream the answer.
 
-    Example: [bold]octavo chat "What is the capital of France?" --temperature 0[/]
+    Examples: [bold]octavo chat "What is the capital of France?" --temperature 0[/],
+    [bold]octavo chat --image cat.jpg "What is this?"[/]
     """
     constraint = _constraint(json_schema, regex, choice)
     sampling = _sampling_params(numbers, seed, max_tokens, stop, ignore_eos, constraint)
     to = connection(tls, tls_ca, tls_cert, tls_key)
-    messages = [{"role": "system", "content": system}] if system else []
-    _stream(target, [*messages, {"role": "user", "content": message}], sampling, model, timeout, to, verbose=verbose)
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    said: str | list[Any] = message
+    if image:
+        for path in image:
+            if not path.is_file():
+                raise typer.BadParameter(f"--image={path}: there is no such file")
+        said = [*({"type": "image", "image": path} for path in image), {"type": "text", "text": message}]
+    _stream(target, [*messages, {"role": "user", "content": said}], sampling, model, timeout, to, verbose=verbose)
 
 
 def complete(
@@ -182,7 +194,7 @@ def complete(
 
 def _stream(
     targets: Sequence[str],
-    prompt: str | list[dict[str, str]],
+    prompt: str | list[dict[str, Any]],
     sampling: "SamplingParams",
     model: str,
     timeout: float | None,

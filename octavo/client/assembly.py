@@ -4,6 +4,8 @@ It assembles the messages of any number of calls, to any routers, into one outpu
 continue at another router: `next_call` puts it into a Resume.
 """
 
+from collections.abc import Iterator
+
 from octavo.client.errors import ProtocolError
 from octavo.client.results import (
     FINISH_REASONS,
@@ -64,6 +66,10 @@ class Assembly:
         self._attempt = 0
         self._num_resumes = 0
         self.num_calls = 0
+        # A request without its prompt and items, from which resumes are made; None until there is one.
+        self._bare: pb.GenerateRequest | None = None
+        # The next resume has the items; the last one had them.
+        self._brings_items = self._has_brought_items = False
         # True if the last call has said Started.
         self.is_answered = False
         self._choices: dict[int, _ChoiceState] = {}
@@ -98,13 +104,13 @@ class Assembly:
             return self._request
         self._attempt += 1
         self._num_resumes += 1
+        if self._bare is None:
+            self._bare = _without_input(self._request)
         request = pb.GenerateRequest()
-        request.CopyFrom(self._request)
-        request.ClearField("input")
-        if request.parse_output:
-            # Its tools say what a call is.
-            request.chat.CopyFrom(self._request.chat)
-            request.chat.ClearField("messages")
+        request.CopyFrom(self._bare)
+        self._has_brought_items, self._brings_items = self._brings_items, False
+        if self._has_brought_items:
+            request.items.extend(_items_of(self._request))
         request.model = self._started.model
         request.sampling.CopyFrom(self._started.sampling)
         resume = request.resume
@@ -112,6 +118,7 @@ class Assembly:
         resume.prompt_token_ids.extend(self._started.prompt_token_ids)
         resume.fingerprint = self._started.fingerprint
         resume.prompt_logprobs_delivered = self._prompt_logprobs_whole
+        resume.items.extend(self._started.items)
         for index, choice in sorted(self._choices.items()):
             resume.choices.add(
                 index=index,
@@ -120,6 +127,14 @@ class Assembly:
                 finished=choice.finish_reason is not None,
             )
         return request
+
+    def bring_items(self) -> bool:
+        """Has the next resume bring the request's items, which its router has not got.
+
+        Returns False if the last one did, or there are none.
+        """
+        self._brings_items = not self._has_brought_items and next(_items_of(self._request), None) is not None
+        return self._brings_items
 
     def accept(self, message: pb.GenerateResponse) -> StreamEvent | None:
         """Takes a message and returns what is new in it, or None. Raises ProtocolError."""
@@ -192,7 +207,7 @@ class Assembly:
                 prompt_token_ids=tuple(started.prompt_token_ids),
             )
         held = self._started
-        for name in ("request_id", "seed", "prompt_token_ids"):
+        for name in ("request_id", "seed", "prompt_token_ids", "items"):
             if getattr(started, name) != getattr(held, name):
                 raise ProtocolError(f"the resumed request {self.request_id} has another {name} than before")
         return None
@@ -271,3 +286,22 @@ class Assembly:
             accepted_draft_tokens=usage.accepted_draft_tokens,
         )
         return Finished(usage=self._usage)
+
+
+def _without_input(request: pb.GenerateRequest) -> pb.GenerateRequest:
+    bare = pb.GenerateRequest()
+    bare.CopyFrom(request)
+    bare.ClearField("input")
+    bare.ClearField("items")
+    if request.parse_output:
+        # Its tools say what a call is.
+        bare.chat.CopyFrom(request.chat)
+        bare.chat.ClearField("messages")
+    return bare
+
+
+def _items_of(request: pb.GenerateRequest) -> Iterator[pb.Item]:
+    """Yields a request's items, in the order of their placeholders."""
+    for message in request.chat.messages:
+        yield from (part.item for part in message.parts if part.HasField("item"))
+    yield from request.items

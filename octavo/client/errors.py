@@ -2,6 +2,7 @@
 
     OctavoError
     ├── InvalidRequest      the request is invalid: a bad parameter, a prompt that is too long
+    │   └── ItemsNeeded     a resume has to bring its images and videos again, as clients do by themselves
     ├── AccessDenied        the API key is missing, unknown, or not allowed to do this
     ├── ModelNotFound       the named model is not served here
     ├── RequestNotFound     no replica knows the request, or no longer does
@@ -37,6 +38,10 @@ class OctavoError(Exception):
 
 class InvalidRequest(OctavoError, ValueError):
     """The request is invalid; the message names the field, the value and what would work."""
+
+
+class ItemsNeeded(InvalidRequest):
+    """A resume has to bring its images and videos again: its router has not got them. The clients do so."""
 
 
 class AccessDenied(OctavoError):
@@ -83,6 +88,8 @@ class ProtocolError(OctavoError):
     """The server broke the contract of the wire."""
 
 
+# ErrorInfo.reason.
+_ITEMS_NEEDED = "ITEMS_NEEDED"
 # By the names of gRPC's codes, so that this module does not import gRPC.
 _BY_CODE: dict[str, type[OctavoError]] = {
     "INVALID_ARGUMENT": InvalidRequest,
@@ -110,21 +117,28 @@ def from_rpc_error(error: "grpc.RpcError", *, not_found: type[OctavoError] = Mod
         # Not caused by Cancel, for which a router gives details: gRPC reports calls like this that a server drops at
         # shutdown.
         kind = Unavailable
-    return kind(error.details() or code.name, code=code, retry_after_s=_retry_after(error.trailing_metadata()))
+    retry_after_s, reason = _details(error.trailing_metadata())
+    if kind is InvalidRequest and reason == _ITEMS_NEEDED:
+        kind = ItemsNeeded
+    return kind(error.details() or code.name, code=code, retry_after_s=retry_after_s)
 
 
-def _retry_after(metadata: "Iterable[tuple[str, str | bytes]] | None") -> float | None:
-    """Seconds from the RetryInfo in a status's details (google.rpc, AIP-193); None if there is no readable one."""
+def _details(metadata: "Iterable[tuple[str, str | bytes]] | None") -> tuple[float | None, str]:
+    """Returns seconds and reason from a status's details (google.rpc's RetryInfo and ErrorInfo, AIP-193); None, and
+    empty, if there are no readable ones."""
     packed = next((value for key, value in metadata or () if key == "grpc-status-details-bin"), None)
     if not isinstance(packed, bytes):
-        return None
+        return None, ""
     from google.protobuf.message import DecodeError  # imported only for such errors
-    from google.rpc.error_details_pb2 import RetryInfo
+    from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
     from google.rpc.status_pb2 import Status
 
-    info = RetryInfo()
+    delay, info = RetryInfo(), ErrorInfo()
     try:
-        found = any(detail.Unpack(info) for detail in Status.FromString(packed).details)
+        details = Status.FromString(packed).details
+        has_delay = any(detail.Unpack(delay) for detail in details)
+        any(detail.Unpack(info) for detail in details)
     except DecodeError:
-        return None
-    return max(info.retry_delay.seconds + info.retry_delay.nanos / 1e9, 0.0) if found else None
+        return None, ""
+    seconds = max(delay.retry_delay.seconds + delay.retry_delay.nanos / 1e9, 0.0) if has_delay else None
+    return seconds, info.reason

@@ -11,6 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from configs.sampling import ALL_LOGPROBS
 from octavo.client.constraints import Constraint
 from octavo.client.errors import InvalidRequest
+from octavo.client.media import ItemSource, content_parts, item_of, item_options, multi_modal_items
 from octavo.client.tools import Tool, add_tools, json_text, typed_call
 from protos import inference_pb2 as pb
 from runtime.telemetry.tracing import TRACEPARENT, valid_traceparent
@@ -159,11 +160,16 @@ def _current_traceparent() -> str:
     return headers.get(TRACEPARENT, "")
 
 
-# {"role": ..., "content": ...}, and other keys that the model's template uses. An assistant's message may have
+# {"role": ..., "content": ...}, and other keys that the model's template uses. The content is text, or parts
+# (octavo.client.media). An assistant's message may have
 # "tool_calls" and "reasoning", a tool's result has "tool_call_id".
 Message = Mapping[str, Any]
-# Plain text, messages for the chat template, or token ids.
-Prompt = str | Sequence[Message] | Sequence[int]
+# Text or token ids with images and videos, as vLLM writes it: {"prompt": ... or "prompt_token_ids": ...,
+# "multi_modal_data": {"image": one or several, "video": ...}, "mm_processor_kwargs": ...}; a placeholder token of the
+# model's stands in the text for each.
+PromptWithMedia = Mapping[str, Any]
+# Plain text, messages for the chat template, token ids, or a prompt with images.
+Prompt = str | Sequence[Message] | Sequence[int] | PromptWithMedia
 
 
 class OutputOptions(TypedDict, total=False):
@@ -200,6 +206,11 @@ class RequestOptions(OutputOptions, total=False):
     beam_width: int
     # More than 0 favors long outputs of a beam search. Default: 1.
     length_penalty: float
+    # Images and videos for a prompt of text or token ids, in the order of their placeholders: paths, files' bytes,
+    # URLs, images of Pillow's, or Video. Those of messages are parts of their content.
+    items: Sequence[ItemSource]
+    # How images become pixels for the model: {"min_pixels": ..., "max_pixels": ...}.
+    mm_processor_kwargs: Mapping[str, int]
     # Text that follows the output, which then fills the gap after a prompt of text. For models trained for that.
     suffix: str
     # Extra variables for the chat template.
@@ -234,6 +245,11 @@ def generate_request(prompt: Prompt, sampling: SamplingParams | None, options: R
             request.beam_search.length_penalty = options.get("length_penalty", 1.0)
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"beam_width={options['beam_width']!r}: {error}") from None
+    if "mm_processor_kwargs" in options:
+        request.item_options.CopyFrom(item_options(options["mm_processor_kwargs"]))
+    request.items.extend(item_of(each) for each in options.get("items", ()))
+    if isinstance(prompt, Mapping):
+        prompt = _add_media(request, prompt)
     is_chat = not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], Mapping)
     if options.get("tools") and not is_chat:
         raise InvalidRequest("tools go with messages: give messages in place of a text or token ids")
@@ -262,6 +278,20 @@ def generate_request(prompt: Prompt, sampling: SamplingParams | None, options: R
     return request
 
 
+def _add_media(request: pb.GenerateRequest, prompt: PromptWithMedia) -> str | Sequence[int]:
+    """Adds what comes with a prompt, and returns its text or token ids. Raises InvalidRequest."""
+    known = ("prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwargs")
+    if unknown := sorted(prompt.keys() - set(known)):
+        raise InvalidRequest(f"a prompt has {', '.join(unknown)}: use {', '.join(known)}")
+    request.items.extend(multi_modal_items(prompt.get("multi_modal_data") or {}))
+    if prompt.get("mm_processor_kwargs"):
+        request.item_options.CopyFrom(item_options(prompt["mm_processor_kwargs"]))
+    own = [prompt[name] for name in known[:2] if prompt.get(name) is not None]
+    if len(own) != 1:
+        raise InvalidRequest(f"a prompt has {', '.join(prompt) or 'nothing'}: give prompt or prompt_token_ids")
+    return own[0]
+
+
 def chat_prompt(
     messages: Sequence[Message], template_arguments: Mapping[str, Any] | None, chat_template: str = ""
 ) -> pb.ChatPrompt:
@@ -270,11 +300,14 @@ def chat_prompt(
     for message in messages:
         fields = dict(message)
         role, content = fields.pop("role", None), fields.pop("content", None)
-        if not isinstance(role, str) or not isinstance(content, str | None) or (content is None and not fields):
-            raise InvalidRequest(f"a message has a role and a content, both text, but one has {_types(message)}")
+        is_list = isinstance(content, Sequence) and not isinstance(content, str | bytes)
+        is_content = is_list or isinstance(content, str) or (content is None and fields)
+        if not isinstance(role, str) or not is_content:
+            raise InvalidRequest(f"a message has a role and a content, text or parts, but one has {_types(message)}")
         chat.messages.add(
             role=role,
-            content=content or "",
+            content="" if is_list else content or "",
+            parts=content_parts(content) if is_list else (),
             tool_calls=map(typed_call, fields.pop("tool_calls", None) or ()),
             tool_call_id=_text(fields, "tool_call_id"),
             reasoning=_text(fields, "reasoning"),

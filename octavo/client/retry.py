@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import tenacity
 
 from octavo.client.assembly import Assembly
-from octavo.client.errors import DeadlineExceeded, DuplicateRequest, Overloaded, Unavailable
+from octavo.client.errors import DeadlineExceeded, DuplicateRequest, ItemsNeeded, Overloaded, Unavailable
 
 
 class RetryBudget:
@@ -133,6 +133,8 @@ class RetryPolicy:
         }
 
     def _is_worth_retrying(self, error: BaseException) -> bool:
+        if isinstance(error, ItemsNeeded):
+            return self._assembly is not None and self._assembly.bring_items()
         self._note_failure()
         if isinstance(error, Unavailable):
             return True
@@ -160,7 +162,10 @@ class RetryPolicy:
     def _wait(self, state: tenacity.RetryCallState) -> float:
         """Seconds before the next try: at least what an overloaded server asks for, because its schedulers are just as
         busy behind other routers. What an unavailable server asks for counts only if there is no other target."""
-        backoff, error = self._backoff(state), _error_of(state)
+        error = _error_of(state)
+        if isinstance(error, ItemsNeeded):
+            return 0.0
+        backoff = self._backoff(state)
         asked = error.retry_after_s if isinstance(error, Overloaded | Unavailable) else None
         if asked is None or (isinstance(error, Unavailable) and len(self._targets) > 1):
             return backoff
@@ -169,6 +174,8 @@ class RetryPolicy:
     def _must_stop(self, state: tenacity.RetryCallState) -> bool:
         if self._deadline.reached_within(state.upcoming_sleep):
             return True
+        if isinstance(_error_of(state), ItemsNeeded):
+            return False
         assert self._failing_since is not None
         seconds = self._clock() - self._failing_since
         if isinstance(_error_of(state), Overloaded):
@@ -185,6 +192,9 @@ class RetryPolicy:
 
     def _go_elsewhere(self, state: tenacity.RetryCallState) -> None:
         error = _error_of(state)
+        if isinstance(error, ItemsNeeded):
+            # The same router gets them.
+            return
         lost = self._targets.current
         self._targets.advance()
         logger.info(

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from configs.options import Options
 from octavo.client.errors import InvalidRequest
+from octavo.local.items import ItemFlow, core_span
 from protos import inference_pb2 as pb
 from protos import step_pb2
+from runtime.media.packed import PackedItem
 from scheduler.core.core import Core
 from scheduler.core.messages import ChoiceStart, GroupRequest, Plan, SequenceEnd, SequenceKey, StepOutputs
 from scheduler.ranks.step_wire import GroupSampling, StepCodec, is_constrained, stop_rules
@@ -50,8 +52,8 @@ class SequenceOutput:
 class EngineOutput:
     """The output of one step. Prompt logprobs come before output index 0 of their sequence."""
 
-    # The plan that was computed.
-    plan: Plan
+    # The plan that was computed. None: no step was, but sequences have ended, because their items can't be decoded.
+    plan: Plan | None
     prompt_logprobs: Sequence[tuple[SequenceKey, pb.PromptLogprobs]]
     sequences: Sequence[SequenceOutput]
 
@@ -79,8 +81,10 @@ class Engine:
             runner.num_swap_blocks,
             holds_constrained=runner.holds_constrained,
             drafter=runner.drafter,
+            encoder_cache_size=0 if runner.items is None else runner.items.cache_size,
         )
         self._core = Core(settings)
+        self._items = ItemFlow(self._core, runner.items)
         self._codec = StepCodec(epoch=0)
         self._costs = StepCostMeter()
         # At most max_steps_in_flight.
@@ -106,12 +110,17 @@ class Engine:
         prompt_token_ids: Sequence[int],
         sampling: pb.SamplingParams,
         outputs: Sequence[Sequence[int]] = (),
+        *,
+        items: Sequence[pb.ItemSpan] = (),
+        files: Sequence[PackedItem] = (),
     ) -> None:
         """Queues a request under a number that the caller chooses and has never used before.
 
         sampling: resolved, with every applicable field set (router.intake.validation.resolve_sampling). outputs: what
-        each choice has already, to be continued. Raises InvalidRequest.
+        each choice has already, to be continued. items: images and videos among the prompt's tokens, and their files,
+        which are held until the whole group is cancelled. Raises InvalidRequest.
         """
+        self._items.add(group, files)
         starts = outputs or [()] * sampling.n
         request = GroupRequest(
             group=group,
@@ -123,13 +132,17 @@ class Engine:
             bypass_prefix_cache=sampling.HasField("prompt_logprobs"),
             is_constrained=is_constrained(sampling),
             max_drafts=sampling.num_speculative_tokens if sampling.HasField("num_speculative_tokens") else None,
+            items=tuple(map(core_span, items)),
         )
         if rejection := self._core.submit(request, time.monotonic()):
+            self._items.remove(group)
             raise InvalidRequest(rejection.message)
 
     def cancel(self, group: int, choices: Collection[int] | None = None) -> list[SequenceEnd]:
         """Ends choices of a group (None: all), and returns the ends of those that were live. They give no further
         output."""
+        if choices is None:
+            self._items.remove(group)
         return self._core.cancel(group, choices, time.monotonic())
 
     def step(self) -> EngineOutput:
@@ -138,16 +151,19 @@ class Engine:
         Raises RuntimeError if requests are waiting that can never run.
         """
         start = time.perf_counter()
-        seconds_begun = 0.0
-        # Plans go through the wire format: so the measured time includes what a real scheduler does.
-        while (plan := self._core.schedule(time.monotonic())) is not None:
-            message = step_pb2.SchedulerToWorker.FromString(self._codec.encode(plan))
-            planned = time.perf_counter()
-            pending = self._runner.begin(message.plan)
-            self._in_flight.append(_Step(plan, pending, time.perf_counter() - planned))
-            seconds_begun += self._in_flight[-1].seconds
-        if not self._in_flight:
-            raise RuntimeError("requests are waiting, but none can run: the KV cache is too small for them")
+        failed = self._items.exchange(time.monotonic())
+        seconds_begun = self._begin_steps()
+        while not self._in_flight:
+            failed += self._items.exchange(time.monotonic())
+            if failed:
+                ended = [SequenceOutput(key=end.key, end=end) for end in failed]
+                return EngineOutput(plan=None, prompt_logprobs=(), sequences=ended)
+            seconds_begun += self._begin_steps()
+            if self._in_flight:
+                break
+            if not self._items.is_waiting:
+                raise RuntimeError("requests are waiting, but none can run: the KV cache is too small for them")
+            self._items.wait()
         step = self._in_flight.popleft()
         before_result = time.perf_counter()
         result = step.pending.result()
@@ -155,6 +171,7 @@ class Engine:
         self._note_cost(step.plan, computing, result)
         outcome = self._codec.decode(result)
         outputs = _by_sequence(self._core.apply(outcome.result, time.monotonic()))
+        outputs += [SequenceOutput(key=end.key, end=end) for end in failed]
         total = time.perf_counter() - start - seconds_begun + step.seconds
         times = self.times
         times.num_steps += 1
@@ -163,6 +180,18 @@ class Engine:
         times.forward += result.timing.forward
         times.sampling += result.timing.sample
         return EngineOutput(plan=step.plan, prompt_logprobs=outcome.prompt_logprobs, sequences=outputs)
+
+    def _begin_steps(self) -> float:
+        """Begins as many steps as may be in flight. Returns the seconds that the runner took."""
+        seconds = 0.0
+        # Plans go through the wire format: so the measured time includes what a real scheduler does.
+        while (plan := self._core.schedule(time.monotonic())) is not None:
+            message = step_pb2.SchedulerToWorker.FromString(self._codec.encode(plan))
+            planned = time.perf_counter()
+            pending = self._runner.begin(message.plan)
+            self._in_flight.append(_Step(plan, pending, time.perf_counter() - planned))
+            seconds += self._in_flight[-1].seconds
+        return seconds
 
     def _note_cost(self, plan: Plan, seconds: float, result: step_pb2.StepResult) -> None:
         if self._core.settings.speculation is None:

@@ -11,6 +11,7 @@ from octavo.client.requests import (
     Message,
     OutputOptions,
     Prompt,
+    PromptWithMedia,
     RequestOptions,
     SamplingParams,
     as_messages,
@@ -18,14 +19,16 @@ from octavo.client.requests import (
 )
 from octavo.client.results import Generation
 from octavo.local.engine import build_engine
-from octavo.local.request import LocalRequest
+from octavo.local.request import LocalMedia, LocalRequest
 from octavo.local.search import LocalSearch
 from protos import inference_pb2 as pb
 from router.intake.constraints import canonical_form, compilers
+from router.intake.media.limits import MediaLimits
 from router.intake.outputs import Outputs
 from router.replicas.session import for_scheduler
 from router.text.tokenizer import Tokenizer
 from runtime.grammar.engine import ConstraintCompiler
+from runtime.media.recipes.registry import recipe_from_json
 from runtime.model_files import resolve_model
 from runtime.tokenizer.files import tokenizer_directory
 
@@ -47,6 +50,9 @@ class LLM:
         self._engine = build_engine(resolved)
         self._max_logprobs = resolved.max_logprobs
         self._outputs = Outputs(self._tokenizer, resolved.tool_call_parser, resolved.reasoning_parser)
+        media_json = self._engine.model.media_json
+        recipe = recipe_from_json(media_json) if media_json else None
+        self._media = LocalMedia(recipe, MediaLimits.of(resolved))
         self._make_compiler = compilers(self._tokenizer.directory, resolved.constraint_compile_timeout)
         # Made for the first constraint.
         self._compiler: ConstraintCompiler | None = None
@@ -59,7 +65,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[Prompt],
+        prompts: str | PromptWithMedia | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         beam_width: int | None = None,
@@ -67,12 +73,14 @@ class LLM:
     ) -> list[Generation]:
         """Returns one result per prompt, in order; all are computed together.
 
-        prompts: one text, or a sequence of texts, of chats (sequences of messages) or of sequences of token ids.
+        prompts: one text, or a sequence of texts, of chats (sequences of messages) or of sequences of token ids; or one
+        or more prompts with images, {"prompt": text, "multi_modal_data": {"image": [...]}} as in vLLM, whose images are
+        paths, files' bytes, data: URIs or images of Pillow's, each with a placeholder token of the model's in the text.
         sampling: one for all, or one for each. beam_width: searches for the sampling.n best outputs with so many
         beams, instead of drawing tokens; length_penalty: more than 0 favors long ones. Raises InvalidRequest before
         anything is computed.
         """
-        prompts = [prompts] if isinstance(prompts, str) else prompts
+        prompts = [prompts] if isinstance(prompts, str | Mapping) else prompts
         each = sampling if isinstance(sampling, Sequence) else [sampling] * len(prompts)
         if len(each) != len(prompts):
             raise InvalidRequest(
@@ -95,8 +103,9 @@ class LLM:
     ) -> Generation:
         """Returns the assistant's answer to messages; plain text is taken as one user message.
 
-        template_arguments: extra variables for the chat template. chat_template: one to use instead of the model's.
-        output: tools, and how the output is told apart.
+        A message's content may have parts with images (octavo.client.media). template_arguments: extra variables for
+        the chat template. chat_template: one to use instead of the model's. output: tools, and how the output is told
+        apart.
         """
         options: RequestOptions = {
             "template_arguments": template_arguments or {},
@@ -114,6 +123,7 @@ class LLM:
             max_logprobs=self._max_logprobs,
             canonical=self._canonical,
             outputs=self._outputs,
+            media=self._media,
         )
 
     def _new_search(self, prompt: Prompt, sampling: SamplingParams | None, options: RequestOptions) -> LocalSearch:
@@ -125,6 +135,7 @@ class LLM:
             max_logprobs=self._max_logprobs,
             canonical=self._canonical,
             outputs=self._outputs,
+            media=self._media,
         )
 
     def _canonical(self, constraint: pb.Constraint) -> pb.Constraint:
@@ -149,6 +160,7 @@ class LLM:
                 for sequence in self._engine.step().sequences:
                     group, beam = sequence.key
                     if live[group].take_answer(beam, sequence):
+                        self._engine.cancel(group)
                         search = live.pop(group)
                         if not search.finished:
                             ask(search)
@@ -162,7 +174,13 @@ class LLM:
         live = {next(self._groups): request for request in requests}
         try:
             for group, request in live.items():
-                self._engine.submit(group, request.prompt_token_ids, for_scheduler(request.sampling))
+                self._engine.submit(
+                    group,
+                    request.prompt_token_ids,
+                    for_scheduler(request.sampling),
+                    items=request.items,
+                    files=request.files,
+                )
             while not all(request.finished for request in requests):
                 self._step(live)
         finally:

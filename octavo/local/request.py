@@ -1,6 +1,7 @@
 """A request to the model in this process: turns the user's input into token ids, and tokens into a result."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from octavo.client.assembly import Assembly
 from octavo.client.errors import InvalidRequest, ServerError
@@ -12,12 +13,16 @@ from router.errors import RequestError
 from router.intake import validation
 from router.intake.bans import ban, check_bans
 from router.intake.constraints import check_constraint
+from router.intake.media.items import read_here
+from router.intake.media.limits import MediaLimits
+from router.intake.media.prompts import Prompt, expanded
 from router.intake.outputs import Outputs, includes_reasoning
 from router.intake.thinking import check_enforced
 from router.intake.validation import resolve_logprobs, resolve_sampling
 from router.streams.choices import new_choices
 from router.text.chat_template import TemplateError
 from router.text.tokenizer import Tokenizer
+from runtime.media.recipes.recipe import Recipe
 from scheduler.core.messages import FinishReason, SequenceEnd
 
 _WIRE_REASONS = {
@@ -32,6 +37,14 @@ _WIRE_REASONS = {
 Canonical = Callable[[pb.Constraint], pb.Constraint]
 
 
+@dataclass(frozen=True, slots=True)
+class LocalMedia:
+    """How a model's images and videos become tokens, and their bounds. recipe: None: it takes none."""
+
+    recipe: Recipe | None
+    limits: MediaLimits
+
+
 class LocalRequest:
     """The router's handling of a stream, without the wire: the same checks, defaults, text and stop strings."""
 
@@ -44,13 +57,16 @@ class LocalRequest:
         max_logprobs: int,
         canonical: Canonical,
         outputs: Outputs,
+        media: LocalMedia,
     ) -> None:
         """max_logprobs: the option. outputs: the model's formats. Raises InvalidRequest."""
         try:
             validation.check_request(message)
             check_bans(message.sampling)
             check_constraint(message)
-            self.prompt_token_ids = _encode(message, tokenizer)
+            prompt = _prompt(message, tokenizer, media)
+            self.prompt_token_ids = prompt.token_ids
+            self.items, self.files = prompt.spans, tuple(item.packed for item in prompt.items)
             validation.check_against_model(self.prompt_token_ids, message.sampling, model)
             parsed_chat = outputs.resolve(message, self.prompt_token_ids)
             check_enforced(message.sampling, model)
@@ -84,6 +100,7 @@ class LocalRequest:
             sampling=self.sampling,
             fingerprint=model.fingerprint,
             model=model.name,
+            items=self.items,
         )
         self._assembly.accept(pb.GenerateResponse(started=started))
 
@@ -102,9 +119,11 @@ class LocalRequest:
         """Takes one step's output for a choice. Returns True if a stop string ended it: the caller then cancels it in
         the engine and passes its end to `note_end`.
 
-        Raises ServerError if the engine could not compute it.
+        Raises ServerError if the engine could not compute it, InvalidRequest if that is the request's fault.
         """
         end, ended = output.end, None
+        if end is not None and end.reason is FinishReason.ERROR and end.is_invalid:
+            raise InvalidRequest(f"request {self._assembly.request_id}: {end.message}")
         if end is not None and end.reason is FinishReason.ERROR:
             raise ServerError(f"choice {index} of request {self._assembly.request_id}: {end.message}")
         if end is not None:
@@ -138,6 +157,16 @@ class LocalRequest:
             accepted_draft_tokens=self._num_accepted_tokens,
         )
         self._assembly.accept(pb.GenerateResponse(finished=pb.Finished(usage=usage)))
+
+
+def _prompt(message: pb.GenerateRequest, tokenizer: Tokenizer, media: LocalMedia) -> Prompt:
+    """Returns the prompt with its items. Raises RequestError or TemplateError."""
+    items = read_here(message, media.recipe, media.limits)
+    token_ids = _encode(message, tokenizer)
+    if media.recipe is None:
+        return Prompt(token_ids)
+    source = "the rendered chat" if message.HasField("chat") else "the prompt"
+    return expanded(token_ids, items, media.recipe, source=source)
 
 
 def _encode(message: pb.GenerateRequest, tokenizer: Tokenizer) -> list[int]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from octavo.client.errors import InvalidRequest, ServerError
 from octavo.local.engine import Engine, SequenceOutput
-from octavo.local.request import Canonical, LocalRequest
+from octavo.local.request import Canonical, LocalMedia, LocalRequest
 from protos import inference_pb2 as pb
 from protos.scheduler_pb2 import SequenceFinish
 from router.errors import RequestError
@@ -27,12 +27,21 @@ class LocalSearch(LocalRequest):
         max_logprobs: int,
         canonical: Canonical,
         outputs: Outputs,
+        media: LocalMedia,
     ) -> None:
         """message: with a beam_search. max_logprobs: the option. outputs: the model's formats. Raises
         InvalidRequest."""
         try:
             check_search(message)
-            super().__init__(message, model, tokenizer, max_logprobs=max_logprobs, canonical=canonical, outputs=outputs)
+            super().__init__(
+                message,
+                model,
+                tokenizer,
+                max_logprobs=max_logprobs,
+                canonical=canonical,
+                outputs=outputs,
+                media=media,
+            )
             asked = resolve_search(message)
             assert asked is not None
             check_room(asked, self.sampling, model)
@@ -49,7 +58,8 @@ class LocalSearch(LocalRequest):
         self._answers = [() for _ in live]
         self._num_asked = len(live)
         sampling = step_sampling(self._search, self.sampling.seed)
-        engine.submit(group, self.prompt_token_ids, sampling, [beam.token_ids for beam in live])
+        outputs = [beam.token_ids for beam in live]
+        engine.submit(group, self.prompt_token_ids, sampling, outputs, items=self.items, files=self.files)
 
     def take_answer(self, beam: int, output: SequenceOutput) -> bool:
         """Takes the engine's output for a beam. Returns True once each beam of the step has its answer, which the

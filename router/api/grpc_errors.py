@@ -1,4 +1,4 @@
-"""Ends a gRPC call with the status of what it raised, and with a delay after which to retry.
+"""Ends a gRPC call with the status of what it raised, a reason for programs, and a delay after which to retry.
 
 The delay is sent twice: as google.rpc.RetryInfo (AIP-193), for programs; and as pushback (gRFC A6), for the retries by
 gRPC itself in clients whose service config has a retryPolicy, which need no code for it in any language.
@@ -13,7 +13,8 @@ import grpc
 import grpc.aio
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
-from google.rpc.error_details_pb2 import RetryInfo
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 
 from router.errors import RequestError, status_of
@@ -23,17 +24,32 @@ from router.telemetry.call_context import log_fields
 _DETAILS_KEY, _PUSHBACK_KEY = "grpc-status-details-bin", "grpc-retry-pushback-ms"
 
 
+# ErrorInfo.domain of the reasons.
+DOMAIN = "octavo"
+
+
 def trailing_metadata(error: BaseException, code: grpc.StatusCode, message: str) -> tuple[tuple[str, str | bytes], ...]:
-    """Returns the metadata for an abort with this code and message; empty if the error has no delay."""
-    if not isinstance(error, RequestError) or error.retry_after_s is None:
+    """Returns the metadata for an abort with this code and message; empty if the error has no delay and no reason."""
+    if not isinstance(error, RequestError):
         return ()
-    milliseconds = math.ceil(error.retry_after_s * 1000)
-    delay = Duration()
-    delay.FromMilliseconds(milliseconds)
-    detail = AnyMessage()
-    detail.Pack(RetryInfo(retry_delay=delay))
-    status = Status(code=code.value[0], message=message, details=[detail])  # type: ignore[index]
-    return ((_DETAILS_KEY, status.SerializeToString()), (_PUSHBACK_KEY, str(milliseconds)))
+    details: list[Message] = []
+    pushback: tuple[tuple[str, str | bytes], ...] = ()
+    if error.reason:
+        details.append(ErrorInfo(reason=error.reason, domain=DOMAIN))
+    if error.retry_after_s is not None:
+        milliseconds = math.ceil(error.retry_after_s * 1000)
+        delay = Duration()
+        delay.FromMilliseconds(milliseconds)
+        details.append(RetryInfo(retry_delay=delay))
+        pushback = ((_PUSHBACK_KEY, str(milliseconds)),)
+    if not details:
+        return ()
+    status = Status(code=code.value[0], message=message)  # type: ignore[index]
+    for detail in details:
+        packed = AnyMessage()
+        packed.Pack(detail)
+        status.details.append(packed)
+    return ((_DETAILS_KEY, status.SerializeToString()), *pushback)
 
 
 log = logging.getLogger("octavo.router.service")

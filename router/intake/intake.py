@@ -21,10 +21,13 @@ from router.intake import validation
 from router.intake.admission import Admission
 from router.intake.bans import ban, check_bans
 from router.intake.constraints import Constraints, check_constraint
+from router.intake.media.items import Items
+from router.intake.media.store import Held
 from router.intake.outputs import Outputs, includes_reasoning
+from router.intake.prompts import Prompts
 from router.intake.thinking import check_enforced
 from router.intake.tool_schemas import wrong_tool
-from router.intake.validation import resolve_logprobs, resolve_sampling, truncated
+from router.intake.validation import resolve_logprobs, resolve_sampling
 from router.parsing.grammar import enforced_schemas
 from router.replicas.broadcast import broadcast_cancel
 from router.replicas.dispatcher import Dispatcher
@@ -41,11 +44,8 @@ from router.streams.registry import StreamRegistry
 from router.streams.stream import Stream
 from router.telemetry.metrics import RouterMetrics
 from router.telemetry.requests import RequestTelemetry
-from router.text.chat_template import TemplateError
 from router.text.tokenizer import TooManyTokensError
 from router.text.tokenizer_pool import TokenizerPool
-
-_WithText = pb.GenerateRequest | pb.TokenizeRequest
 
 
 class Intake:
@@ -62,6 +62,7 @@ class Intake:
         migrations: Migrations,
         metrics: RouterMetrics,
         telemetry: RequestTelemetry,
+        items: Items,
         buffer_bytes: int,
         trusts_templates: bool = False,
         tool_call_parser: str = "auto",
@@ -84,7 +85,8 @@ class Intake:
         self.metrics = metrics
         self._telemetry = telemetry
         self._buffer_bytes = buffer_bytes
-        self._trusts_templates = trusts_templates
+        self.items = items
+        self._prompts = Prompts(tokenizer, items, trusts_templates=trusts_templates)
         self._outputs = Outputs(tokenizer.tokenizer, tool_call_parser, reasoning_parser)
         self._write_queue = WriteQueue()
         # Large resumes fold a slice each in turn.
@@ -120,6 +122,12 @@ class Intake:
         """The served model's max_model_len; 0: not known yet."""
         model = self._replicas.model
         return 0 if model is None else model.max_model_len
+
+    @property
+    def max_item_bytes(self) -> int:
+        """The most bytes of images and videos that a request may have; 0: it has none."""
+        limits = self.items.limits
+        return limits.max_request_bytes if limits.takes_items and self._replicas.media_json else 0
 
     def parses(self, chat: pb.ChatPrompt) -> bool:
         """Tells whether the served model's formats tell more apart in a chat's output than its answer."""
@@ -161,9 +169,12 @@ class Intake:
         ended: EndedRequest | None = None
         try:
             self._refuse_if_draining()
-            with self._admission.room(identity, identity.priority(message.priority), num_streams(message)):
+            with (
+                self._admission.room(identity, identity.priority(message.priority), num_streams(message)),
+                self.items.store.holding(identity) as held,
+            ):
                 limits.begin_request()
-                request = await self._prepare(message, seconds, trace)
+                request = await self._prepare(message, seconds, trace, held)
                 del message
                 release()
                 choices, backlog = await self._fold(request)
@@ -190,8 +201,10 @@ class Intake:
         finally:
             self._telemetry.end(request_id, trace, ended, outcome=outcome, error=failure)
 
-    async def _prepare(self, message: pb.GenerateRequest, seconds: float | None, trace: RequestTrace) -> Request:
-        """Validates, tokenizes and resolves. Raises RequestError."""
+    async def _prepare(
+        self, message: pb.GenerateRequest, seconds: float | None, trace: RequestTrace, held: Held
+    ) -> Request:
+        """Validates, tokenizes and resolves. held: gets the request's items. Raises RequestError."""
         arrival = time.monotonic()
         validation.check_model_name(message.model, self.model_name)
         validation.check_request(message)
@@ -201,7 +214,8 @@ class Intake:
         self._outputs.check_size(message)
         model = self.model
         since = time.monotonic()
-        prompt_token_ids = await self._prompt(message, model)
+        prompt = await self._prompts.of_request(message, model, self._replicas.media_json, held)
+        prompt_token_ids = prompt.token_ids
         words = message.sampling.bad_words
         bad_words = await self.tokenizer.encode_bad_words(words) if words else ()
         trace.tokenized(since)
@@ -210,7 +224,7 @@ class Intake:
         if deadline is not None and time.monotonic() >= deadline:
             raise DeadlineExceeded("the deadline passed while the prompt was tokenized")
         if message.suffix and not message.HasField("resume"):
-            self._stop_fill_in(message.sampling)
+            self._prompts.stop_fill_in(message.sampling)
         validation.check_against_model(prompt_token_ids, message.sampling, model)
         if message.HasField("resume"):
             for i, choice in enumerate(message.resume.choices):
@@ -239,6 +253,8 @@ class Intake:
         needed = features.needed_by(sampling)
         if search is not None and num_needed(search, sampling, model) > MAX_LOGPROBS:
             needed |= {features.WIDE_SEARCH}
+        if prompt.spans:
+            needed |= {features.ITEMS}
         identity = caller()
         return Request(
             request_id=message.request_id,
@@ -256,7 +272,9 @@ class Intake:
             deadline=deadline,
             features=needed,
             num_logprobs=num_logprobs,
-            resume=message.resume if message.HasField("resume") else None,
+            resume=_resume_of(message),
+            items=prompt.spans,
+            item_files=tuple(item.packed for item in prompt.items),
             beam_search=search,
             parsed_chat=parsed_chat,
             include_reasoning=includes_reasoning(message),
@@ -301,54 +319,20 @@ class Intake:
         self._refuse_if_draining()
         return choices, backlog
 
-    async def _prompt(self, message: pb.GenerateRequest, model: pb.ModelInfo) -> list[int]:
-        if message.HasField("resume"):
-            validation.check_prompt_length(len(message.resume.prompt_token_ids), model)
-            return list(message.resume.prompt_token_ids)
-        if not message.HasField("truncate_prompt_tokens"):
-            return await self._whole_prompt(message, model, model.max_model_len)
-        try:
-            token_ids = await self._whole_prompt(message, model, validation.MAX_TOKENIZED)
-        except TooManyTokensError as error:
-            raise InvalidRequest(f"{error}: shorten it before it is truncated") from None
-        return truncated(token_ids, message, model.max_model_len)
-
-    async def _whole_prompt(self, message: pb.GenerateRequest, model: pb.ModelInfo, most_tokens: int) -> list[int]:
-        """Raises RequestError, and TooManyTokensError for more than most_tokens that the model could take."""
-        kind = message.WhichOneof("input")
-        if kind == "token_ids":
-            num_tokens = len(message.token_ids.ids)
-            if num_tokens > most_tokens:
-                validation.check_prompt_length(num_tokens, model)
-            return list(message.token_ids.ids)
-        try:
-            if kind == "chat":
-                return await self._encode_chat(message.chat, message, model.max_model_len, most_tokens)
-            if message.suffix:
-                return await self._encode_fill_in(message, model.max_model_len, most_tokens)
-            return await self._encode(message.prompt, message, model.max_model_len, most_tokens)
-        except TooManyTokensError as error:
-            if not message.HasField("truncate_prompt_tokens"):
-                validation.check_prompt_length(error.num_tokens, model)
-            raise
-
     async def tokenize(self, message: pb.TokenizeRequest) -> list[int]:
         """Answers a Tokenize, which counts as a request of the caller. Raises RequestError."""
-        kind = message.WhichOneof("input")
-        if kind is None:
+        if message.WhichOneof("input") is None:
             raise InvalidRequest("no input: set prompt or chat")
         # Texts are bounded as those of requests are; while no replica has told max_model_len, by the tokens alone.
         max_len, most = self.max_model_len or validation.MAX_TOKENIZED, validation.MAX_TOKENIZED
         identity = caller()
         with self._admission.room(identity, None):
             identity.limits.begin_request()
-            try:
-                if kind == "chat":
-                    validation.check_chat(message.chat)
-                    return await self._encode_chat(message.chat, message, max_len, most)
-                return await self._encode(message.prompt, message, max_len, most)
-            except TooManyTokensError as error:
-                raise InvalidRequest(f"{error}: send it in parts") from None
+            with self.items.store.holding(identity) as held:
+                try:
+                    return await self._prompts.of_tokenize(message, self._replicas.media_json, held, max_len, most)
+                except TooManyTokensError as error:
+                    raise InvalidRequest(f"{error}: send it in parts") from None
 
     async def detokenize(self, message: pb.DetokenizeRequest) -> str:
         """Answers a Detokenize, which counts as a request of the caller. Raises RequestError."""
@@ -358,43 +342,17 @@ class Intake:
             identity.limits.begin_request()
             return await self.tokenizer.decode(message.token_ids, skip_special_tokens=message.skip_special_tokens)
 
-    async def _encode(self, text: str, asked: _WithText, max_model_len: int, most_tokens: int) -> list[int]:
-        """Raises RequestError or TooManyTokensError."""
-        validation.check_text_length(text, self.tokenizer.tokenizer.longest_token, max_model_len)
-        with_special = asked.add_special_tokens if asked.HasField("add_special_tokens") else True
-        return await self.tokenizer.encode(text, most_tokens, add_special_tokens=with_special)
-
-    async def _encode_fill_in(self, message: pb.GenerateRequest, max_model_len: int, most_tokens: int) -> list[int]:
-        """Encodes a prompt with a suffix. Raises RequestError or TooManyTokensError."""
-        prefix, suffix, tokenizer = message.prompt, message.suffix, self.tokenizer.tokenizer
-        if tokenizer.fill_in is None:
-            raise InvalidRequest(
-                f"suffix has {len(suffix)} characters, but this model's tokenizer has no tokens for filling in the "
-                "middle: leave it out"
-            )
-        validation.check_text_length(prefix + suffix, tokenizer.longest_token, max_model_len)
-        with_special = message.add_special_tokens if message.HasField("add_special_tokens") else True
-        return await self.tokenizer.encode_fill_in(prefix, suffix, most_tokens, add_special_tokens=with_special)
-
-    def _stop_fill_in(self, sampling: pb.SamplingParams) -> None:
-        """Adds the tokens that end a filled middle. Raises InvalidRequest."""
-        fill_in = self.tokenizer.tokenizer.fill_in
-        assert fill_in is not None
-        stops = [token_id for token_id in fill_in.stop_token_ids if token_id not in sampling.stop_token_ids]
-        sampling.stop_token_ids.extend(stops)
-        validation.check_stop_tokens(sampling)
-
-    async def _encode_chat(
-        self, chat: pb.ChatPrompt, asked: _WithText, max_model_len: int, most_tokens: int
-    ) -> list[int]:
-        """Renders and encodes a chat that `check_chat` has accepted. Raises RequestError or TooManyTokensError."""
-        validation.check_chat_template(chat.chat_template, is_trusted=self._trusts_templates)
-        validation.check_chat_length(chat, self.tokenizer.tokenizer.longest_token, max_model_len)
-        try:
-            return await self.tokenizer.encode_chat(chat, most_tokens, add_special_tokens=asked.add_special_tokens)
-        except TemplateError as error:
-            raise InvalidRequest(f"chat: {error}") from None
-
     def _refuse_if_draining(self) -> None:
         if self.draining:
             raise Draining("this router is shutting down: use another one, or try again once it is back")
+
+
+def _resume_of(message: pb.GenerateRequest) -> pb.Resume | None:
+    if not message.HasField("resume"):
+        return None
+    if not message.items:
+        return message.resume
+    # A part of a message keeps all of it, and the stream may last.
+    resume = pb.Resume()
+    resume.CopyFrom(message.resume)
+    return resume

@@ -30,6 +30,7 @@ from protos.inference_pb2 import (
     SamplingParams,
 )
 from router.errors import InvalidRequest, UnknownModel
+from router.intake.media.asked import check_parts
 from router.intake.tools import check_calls, check_tools
 from router.text.request_templates import MAX_TEMPLATE_CHARS
 
@@ -69,15 +70,15 @@ def resolve_sampling(
     return resolved
 
 
-def truncated(token_ids: list[int], request: GenerateRequest, max_model_len: int) -> list[int]:
-    """Returns the tokens of a prompt that truncate_prompt_tokens keeps."""
+def truncation(num_tokens: int, request: GenerateRequest, max_model_len: int) -> tuple[int, int]:
+    """Returns where the tokens of a prompt begin and end that truncate_prompt_tokens keeps."""
     most = request.truncate_prompt_tokens
     if not most:
         reserved = request.sampling.max_tokens if request.sampling.HasField("max_tokens") else 1
         most = max(max_model_len - reserved, 1)
-    if len(token_ids) <= most:
-        return token_ids
-    return token_ids[:most] if request.truncation_side == TRUNCATION_SIDE_RIGHT else token_ids[-most:]
+    if num_tokens <= most:
+        return 0, num_tokens
+    return (0, most) if request.truncation_side == TRUNCATION_SIDE_RIGHT else (num_tokens - most, num_tokens)
 
 
 def resolve_logprobs(resolved: SamplingParams, vocab_size: int, max_logprobs: int) -> int:
@@ -203,6 +204,7 @@ def check_chat(chat: ChatPrompt) -> None:
             raise InvalidRequest(
                 f"chat.messages[{i}].role is empty: use a role of the model's template, such as 'user'"
             )
+    check_parts(chat)
     check_tools(chat)
     check_calls(chat)
 
@@ -240,7 +242,10 @@ def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> No
 
 def check_chat_length(chat: ChatPrompt, longest_token: int, max_model_len: int) -> None:
     """Does what check_text_length does, for all messages together. Raises InvalidRequest."""
-    num_chars = sum(len(message.content) + len(message.reasoning) for message in chat.messages)
+    num_chars = sum(
+        len(message.content) + len(message.reasoning) + sum(len(part.text) for part in message.parts)
+        for message in chat.messages
+    )
     _check_length(num_chars, longest_token, max_model_len)
 
 
@@ -313,6 +318,9 @@ def _check_input(request: GenerateRequest) -> None:
     kind = request.WhichOneof("input")
     if kind is None:
         raise InvalidRequest("no input: set one of prompt, chat and token_ids")
+    if request.items and (kind == "chat" or request.suffix):
+        where = "a chat has its items in parts of its messages" if kind == "chat" else "suffix is set, too"
+        raise InvalidRequest(f"items has {len(request.items)} entries, and {where}: leave them out")
     if request.suffix:
         _check_suffix(request)
     elif kind == "prompt" and not request.prompt:

@@ -77,7 +77,10 @@ class Placement:
             self.stream.note_inexact()
         submit = self._submission(session.welcome.replica_id)
         try:
-            self._group = session.submit(submit, self.stream.request.prompt_token_ids, sink=self.stream, owner=self)
+            request = self.stream.request
+            self._group = session.submit(
+                submit, request.prompt_token_ids, sink=self.stream, owner=self, items=request.item_files
+            )
         except RequestError as error:
             self.stream.fail(error)
             return
@@ -175,6 +178,7 @@ class Placement:
             weight=request.weight,
             cache_salt=request.cache_salt,
             traceparent=request.trace.submitted(replica_id, self.num_resubmissions),
+            items=request.items,
         )
         if request.deadline is not None:
             # 0 would mean no deadline.

@@ -313,4 +313,5 @@ async def _write(call, session: Session) -> None:
     """Writes the Session's messages until the call ends; the reader notices that, too, and says why."""
     with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
         while True:
-            await call.write(await session.outgoing.get())
+            for message in await session.next_messages():
+                await call.write(message)

@@ -57,6 +57,14 @@ class ReplicaSet:
         return self._model
 
     @property
+    def media_json(self) -> str:
+        """ModelInfo.media_json of the replicas that take items; empty: none of them does."""
+        models = [each.session.welcome.model for each in self.replicas if each.session is not None]
+        # While there is no Session, the latest model says what it takes.
+        models += [] if self._model is None else [self._model]
+        return next((model.media_json for model in models if model.media_json), "")
+
+    @property
     def max_logprobs(self) -> int:
         """The highest that a replica allows."""
         return max(replica.max_logprobs for replica in self.replicas)

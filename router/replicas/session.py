@@ -3,7 +3,7 @@ sinks.
 """
 
 import asyncio
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from protos.inference_pb2 import PromptLogprobs, SamplingParams, TokenLogprobs
 from protos.scheduler_pb2 import (
     CancelReason,
     CancelSequences,
+    ItemPart,
     Load,
     PromptPart,
     Rejected,
@@ -23,7 +24,13 @@ from protos.scheduler_pb2 import (
 )
 from router.errors import Exhausted
 from router.replicas.slices import run_in_slices
+from runtime.media.packed import PackedItem
 from runtime.wire import SESSION_MESSAGE_BYTES, SESSION_PART_TOKENS
+
+# Bytes of an item in one message, with room for its other fields.
+_ITEM_PART_BYTES = SESSION_MESSAGE_BYTES - 4096
+# Names of items that were sent last: others are sent again, which costs time only.
+_MOST_NAMES = 65_536
 
 
 class SessionError(ValueError):
@@ -58,9 +65,16 @@ class GroupOwner(Protocol):
 class _Group:
     """A group, kept even without owner until every choice has ended: its logprobs still take room in the columns."""
 
-    __slots__ = ("has_logprobs", "live_choices", "on_finish", "owner", "sink")
+    __slots__ = ("has_logprobs", "items", "live_choices", "on_finish", "owner", "sink")
 
-    def __init__(self, sink: TokenSink, owner: GroupOwner, live_choices: set[int], has_logprobs: bool) -> None:
+    def __init__(
+        self,
+        sink: TokenSink,
+        owner: GroupOwner,
+        live_choices: set[int],
+        has_logprobs: bool,
+        items: Sequence[PackedItem],
+    ) -> None:
         # Both None once the owner has left.
         self.sink: TokenSink | None = sink
         self.owner: GroupOwner | None = owner
@@ -68,6 +82,8 @@ class _Group:
         self.on_finish: Callable[[SequenceFinish], None] | None = None
         self.live_choices = live_choices
         self.has_logprobs = has_logprobs
+        # Empty once the owner has left: their bytes are the owner's.
+        self.items = items
 
 
 class _Arrived:
@@ -98,12 +114,16 @@ class Session:
     def __init__(self, welcome: Welcome) -> None:
         self.welcome = welcome
         self.load = Load(workers_ready=True)
-        self.outgoing: asyncio.Queue[RouterMessage] = asyncio.Queue()
+        # An item stands for its ItemParts, which are made one after the other as they are written.
+        self.outgoing: asyncio.Queue[RouterMessage | PackedItem] = asyncio.Queue()
         self.closed = False
         self._groups: dict[int, _Group] = {}
         self._last_group = 0
         # Groups submitted and not in a Load yet: group, sequences, prompt tokens.
         self._unreported: deque[tuple[int, int, int]] = deque()
+        # Names of items that the scheduler got on this Session, the last ones, and of those that wait to be sent.
+        self._sent_items: OrderedDict[bytes, None] = OrderedDict()
+        self._waiting_items: set[bytes] = set()
 
     @property
     def num_groups(self) -> int:
@@ -130,8 +150,18 @@ class Session:
         """Owners of the groups on this Session."""
         return [group.owner for group in self._groups.values() if group.owner is not None]
 
-    def submit(self, submit: Submit, prompt_token_ids: Sequence[int], *, sink: TokenSink, owner: GroupOwner) -> int:
+    def submit(
+        self,
+        submit: Submit,
+        prompt_token_ids: Sequence[int],
+        *,
+        sink: TokenSink,
+        owner: GroupOwner,
+        items: Sequence[PackedItem] = (),
+    ) -> int:
         """Sends a group. submit: without group and prompt, which are filled in here. Returns the group's number.
+
+        items: those of submit.items; what the scheduler has not got is sent before the group.
 
         Raises Exhausted if the output tokens of a resume alone are more than one message holds.
         """
@@ -147,7 +177,12 @@ class Session:
             )
         self._last_group = submit.group
         live = {start.choice for start in submit.choices}
-        self._groups[submit.group] = _Group(sink, owner, live, submit.sampling.HasField("logprobs"))
+        self._groups[submit.group] = _Group(sink, owner, live, submit.sampling.HasField("logprobs"), items)
+        for item in items:
+            if item.name in self._sent_items:
+                self._sent_items.move_to_end(item.name)
+            else:
+                self._send_item(item)
         self._unreported.append((submit.group, len(live), len(prompt_token_ids)))
         self.outgoing.put_nowait(RouterMessage(submit=submit))
         for start in range(first_part, len(prompt_token_ids), SESSION_PART_TOKENS):
@@ -167,7 +202,43 @@ class Session:
         """Detaches the owner and the sink of a group. on_finish: still takes the ends of its choices."""
         if (left := self._groups.get(group)) is not None:
             left.sink = left.owner = None
+            left.items = ()
             left.on_finish = on_finish
+
+    async def next_messages(self) -> Iterator[RouterMessage]:
+        """Waits for what is to be written next: one message, or the parts of an item."""
+        entry = await self.outgoing.get()
+        if isinstance(entry, PackedItem):
+            return self._parts_of(entry)
+        return iter((entry,))
+
+    def _parts_of(self, item: PackedItem) -> Iterator[RouterMessage]:
+        self._waiting_items.discard(item.name)
+        for part in item.parts(_ITEM_PART_BYTES):
+            yield RouterMessage(item_part=ItemPart(name=item.name, num_bytes=item.num_bytes, data=part))
+
+    def _send_item(self, item: PackedItem) -> None:
+        """Sends an item, unless it is about to be sent anyway."""
+        if item.name in self._waiting_items:
+            return
+        self._waiting_items.add(item.name)
+        self._sent_items[item.name] = None
+        self._sent_items.move_to_end(item.name)
+        if len(self._sent_items) > _MOST_NAMES:
+            self._sent_items.popitem(last=False)
+        self.outgoing.put_nowait(item)
+
+    def _send_wanted(self, names: Sequence[bytes]) -> None:
+        """Sends items again that the scheduler has not got any more. One that no live group has any more is wanted in
+        vain: its group is cancelled already."""
+        wanted = set(names)
+        for group in self._groups.values():
+            for item in group.items:
+                if item.name in wanted:
+                    wanted.discard(item.name)
+                    self._send_item(item)
+            if not wanted:
+                return
 
     def receive(self, message: SchedulerMessage) -> None:
         """Takes in a message. Raises SessionError: the Session is to be ended (`lose`) then."""
@@ -178,6 +249,8 @@ class Session:
             self.load = message.load
             while self._unreported and self._unreported[0][0] <= message.load.last_group:
                 self._unreported.popleft()
+        if message.wanted_items:
+            self._send_wanted(message.wanted_items)
         for rejected in message.rejected:
             group = self._groups.pop(rejected.group, None)
             if group is not None and group.owner is not None:

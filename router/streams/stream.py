@@ -125,6 +125,7 @@ class Stream:
             fingerprint=fingerprint,
             model=request.model,
             attempt=request.attempt,
+            items=request.items,
         )
         # A prompt alone may be larger than the buffer.
         self.outbox.put(pb.GenerateResponse(started=started), counted=False)

@@ -153,6 +153,11 @@ class RouterMetrics:
             "Live requests that had begun and wait for a replica to take them.",
             registry=self.registry,
         )
+        self.item_bytes = Gauge(
+            "octavo_item_bytes",
+            "Bytes of images and videos that this process holds for live requests.",
+            registry=self.registry,
+        )
         self.inexact_resumes = Counter(
             "octavo_inexact_resumes_total",
             "Streams that continued, by a move or a client's resume, on a replica of another fingerprint.",

@@ -100,8 +100,27 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError, OverflowError) as error:
             raise TemplateError(f"the {whose}'s chat template does not compile: {error}") from None
         self.source = source
+        self._takes_text: bool | None = None
         self._environment = environment
         self._special_tokens = dict(special_tokens)
+
+    @property
+    def takes_text(self) -> bool:
+        """False if the template shows a message's content only where it comes in parts, as those of some models with
+        images do. Tried out when it is first asked for."""
+        if self._takes_text is None:
+            said = "octavo"
+            in_parts = [{"type": "text", "text": said}]
+            shows_parts = said in self._tried(in_parts) and "'type'" not in self._tried(in_parts)
+            self._takes_text = not shows_parts or said in self._tried(said)
+        return self._takes_text
+
+    def _tried(self, content: object) -> str:
+        """Renders a message; empty if the template refuses it."""
+        try:
+            return self.render([{"role": "user", "content": content}], add_generation_prompt=False)
+        except TemplateError:
+            return ""
 
     def render(
         self,
@@ -226,9 +245,26 @@ def up_to_the_end_of(content: str, text: str) -> str:
     return text[: end + len(spaces)] if text.startswith(spaces, end) else text[:end]
 
 
-def template_message(message: ChatMessage, place: str) -> dict[str, object]:
-    """Returns a message as templates see it. Raises TemplateError."""
-    own: dict[str, object] = {"role": message.role, "content": message.content}
+def message_text(message: ChatMessage) -> str:
+    """Returns all that a message says in words."""
+    return message.content or "".join(part.text for part in message.parts)
+
+
+def _content(message: ChatMessage, *, takes_text: bool) -> str | list[dict[str, str]]:
+    """Returns text, or parts where the template needs them: for items, and if it takes nothing else."""
+    if takes_text and not any(part.HasField("item") for part in message.parts):
+        return message_text(message)
+    if not message.parts:
+        return [{"type": "text", "text": message.content}] if message.content else []
+    return [
+        {"type": part.item.WhichOneof("kind") or ""} if part.HasField("item") else {"type": "text", "text": part.text}
+        for part in message.parts
+    ]
+
+
+def template_message(message: ChatMessage, place: str, *, takes_text: bool = True) -> dict[str, object]:
+    """Returns a message as templates see it. takes_text: see ChatTemplate. Raises TemplateError."""
+    own: dict[str, object] = {"role": message.role, "content": _content(message, takes_text=takes_text)}
     if message.tool_calls:
         calls = enumerate(message.tool_calls)
         own["tool_calls"] = [_template_call(call, f"{place}.tool_calls[{i}]") for i, call in calls]

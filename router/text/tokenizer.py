@@ -16,6 +16,7 @@ import tokenizers
 from protos.inference_pb2 import ChatPrompt
 from router.text.chat_template import (
     TemplateError,
+    message_text,
     read_chat_template,
     read_special_tokens,
     template_arguments,
@@ -217,13 +218,16 @@ class Tokenizer:
             raise TemplateError("the model has no chat template: send `prompt` or `token_ids` instead of `chat`")
         continues = chat.continue_final_message
         text = template.render(
-            [template_message(message, f"messages[{i}]") for i, message in enumerate(chat.messages)],
+            [
+                template_message(message, f"messages[{i}]", takes_text=template.takes_text)
+                for i, message in enumerate(chat.messages)
+            ],
             add_generation_prompt=chat.add_generation_prompt
             if chat.HasField("add_generation_prompt")
             else not continues,
             arguments=template_arguments(chat),
         )
-        return up_to_the_end_of(chat.messages[-1].content, text) if continues else text
+        return up_to_the_end_of(message_text(chat.messages[-1]), text) if continues else text
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return detokenize(self, token_ids, skip_special_tokens=skip_special_tokens)

@@ -5,7 +5,7 @@ import hashlib
 from protos import inference_pb2 as pb
 
 NAME_BYTES = 32
-_TAG = b"octavo.item.v1\x00"
+TAG = b"octavo.item.v1\x00"
 
 
 def serialized(data: pb.ItemData) -> bytes:
@@ -15,4 +15,4 @@ def serialized(data: pb.ItemData) -> bytes:
 
 def item_name(data: bytes) -> bytes:
     """Returns the name of an item: 32 bytes. data: a serialized ItemData."""
-    return hashlib.sha256(_TAG + data).digest()
+    return hashlib.sha256(TAG + data).digest()

@@ -20,7 +20,7 @@ from protos import inference_pb2, step_pb2
 from runtime.wire import octavo_version
 from tests.fakes.socket_group import SocketGroup
 from worker.errors import PlanError
-from worker.step.runner import DoneResult
+from worker.step.runner import DoneResult, PreparesItems
 
 # The model never outputs ids below it, except EOS.
 FIRST_TOKEN = 20
@@ -120,6 +120,7 @@ class HashRunner:
     violations: list[str] = field(default_factory=list)
     holds_constrained: bool = False
     drafter: str = ""
+    items: PreparesItems | None = None
 
     def __post_init__(self) -> None:
         self.model_info = self.model.info(self.options)

@@ -17,6 +17,7 @@ import grpc.aio
 from protos import inference_pb2 as pb
 from protos import scheduler_pb2 as wire
 from protos.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
+from runtime.media.names import item_name
 from runtime.security.tls import add_port
 from runtime.wire import PROTOCOL_VERSION
 
@@ -112,6 +113,9 @@ class FakeScheduler:
     submitted: list[wire.Submit] = field(default_factory=list)
     # Prompts, assembled from their parts, by group.
     prompts: dict[int, list[int]] = field(default_factory=dict)
+    # Items, serialized, by name; those that arrived, in order, once more for each time.
+    items: dict[bytes, bytes] = field(default_factory=dict)
+    arrived_items: list[bytes] = field(default_factory=list)
 
     async def start(self) -> None:
         self._sessions: set[_FakeSession] = set()
@@ -196,6 +200,7 @@ class _FakeSession:
         self.sequences: dict[tuple[int, int], _Sequence] = {}
         self.outgoing: asyncio.Queue[wire.SchedulerMessage] = asyncio.Queue()
         self._incomplete: dict[int, tuple[wire.Submit, list[int]]] = {}
+        self._item_parts: dict[bytes, bytearray] = {}
         self._last_group = 0
 
     @property
@@ -231,6 +236,8 @@ class _FakeSession:
                 submit, prompt = self._incomplete[message.prompt_part.group]
                 prompt.extend(message.prompt_part.prompt_token_ids)
                 self._admit_if_whole(submit, prompt)
+            elif kind == "item_part":
+                self._on_item_part(message.item_part)
             elif kind == "cancel":
                 self._on_cancel(message.cancel)
             async with self.scheduler.changed:
@@ -254,8 +261,24 @@ class _FakeSession:
         self._incomplete[submit.group] = submit, prompt
         self._admit_if_whole(submit, prompt)
 
+    def _on_item_part(self, part: wire.ItemPart) -> None:
+        data = self._item_parts.setdefault(part.name, bytearray())
+        data += part.data
+        if len(data) < part.num_bytes:
+            return
+        scheduler = self.scheduler
+        scheduler.items[part.name] = bytes(self._item_parts.pop(part.name))
+        assert item_name(scheduler.items[part.name]) == part.name
+        scheduler.arrived_items.append(part.name)
+        for submit, prompt in list(self._incomplete.values()):
+            self._admit_if_whole(submit, prompt)
+
     def _admit_if_whole(self, submit: wire.Submit, prompt: list[int]) -> None:
         if len(prompt) < submit.num_prompt_tokens:
+            return
+        missing = [span.name for span in submit.items if span.name not in self.scheduler.items]
+        if missing:
+            self.outgoing.put_nowait(wire.SchedulerMessage(wanted_items=missing))
             return
         del self._incomplete[submit.group]
         self.scheduler.prompts[submit.group] = prompt

@@ -56,6 +56,7 @@ class SlowRunner:
 
     holds_constrained = False
     drafter = ""
+    items = None
 
     def __init__(self) -> None:
         self.model_info = inference_pb2.ModelInfo(name="slow")

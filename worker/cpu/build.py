@@ -15,6 +15,9 @@ from worker.cpu.draft_build import load_draft_model
 from worker.cpu.executor import CpuExecutor
 from worker.cpu.head_build import load_cpu_head
 from worker.cpu.runner import Runner
+from worker.encoders.cache import EncoderCache
+from worker.encoders.items import Items
+from worker.encoders.sizes import ItemMemory, item_sizes
 from worker.layers.forward_context import ExpertLoad
 from worker.layers.kv_cache import KVCache
 from worker.model_config import ModelConfig
@@ -31,9 +34,10 @@ from worker.models.info import (
     resolve_max_model_len,
     resolve_num_blocks,
     resolve_num_swap_blocks,
+    wanted_items,
     with_block_size,
 )
-from worker.models.loader import load_model
+from worker.models.loader import LoadedModel, load_model
 from worker.parallel.axes import axes_of, experts_of, shard_of, stage_of
 from worker.parallel.expert_exchange import check_experts
 from worker.parallel.groups import without_others
@@ -78,6 +82,7 @@ def build_cpu_runner(
         make_backend=make_backend,
         cache=open_weight_cache(options.weight_cache),
         max_model_len=options.max_model_len,
+        items=wanted_items(options),
         progress=progress,
     )
     backend = loaded.model.backend
@@ -96,6 +101,7 @@ def build_cpu_runner(
             backend.native.bind_threads(cores)
     grammars = find_grammars(options, files, loaded.config, cores)
     loaded_drafter = draft or head
+    items, items_memory = _items_of(options, loaded)
     num_blocks = resolve_num_blocks(
         options,
         loaded.config,
@@ -103,6 +109,7 @@ def build_cpu_runner(
         shard,
         stage,
         None if loaded_drafter is None else loaded_drafter.blocks,
+        items_memory,
     )
     info = model_info(
         options,
@@ -135,6 +142,7 @@ def build_cpu_runner(
         without_others=others,
         max_steps_in_flight=options.max_steps_in_flight,
         drafter=drafter,
+        items=items,
     )
     runner.warm_up()
     if executor.expert_load is not None:
@@ -143,3 +151,19 @@ def build_cpu_runner(
             watch_experts(executor.expert_load)
     log_ready(info, seconds=time.monotonic() - start, num_swap_blocks=num_swap_blocks)
     return runner
+
+
+def _items_of(options: Options, loaded: LoadedModel) -> tuple[Items, ItemMemory] | tuple[None, None]:
+    """Returns what this rank encodes items with, and the memory that they take; None: it encodes none."""
+    encoder = loaded.encoder
+    sizes = None if encoder is None else item_sizes(options, encoder, torch.float32)
+    if encoder is None or sizes is None:
+        return None, None
+    memory = ItemMemory(sizes=sizes, workspace_bytes=encoder.workspace_bytes(sizes.largest))
+    _log.info(
+        "images and videos: the encoder's weights take %.2f GiB, and of kv_cache_memory %.2f GiB are for items; the "
+        "largest is %s",
+        encoder.weight_bytes / 2**30, memory.num_bytes / 2**30, sizes.description,
+    )  # fmt: skip
+    cache = EncoderCache(sizes.cache_size, encoder.hidden_size, torch.float32, loaded.model.backend.device)
+    return Items(encoder, cache, most_input_bytes=sizes.input_bytes), memory

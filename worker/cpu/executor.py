@@ -16,6 +16,7 @@ from kernels.native.library import Recording
 from kernels.sampling import TokenMasks
 from worker.layers.attention_plans import CpuAttentionPlans, step_rows
 from worker.layers.forward_context import (
+    EmbeddedInputs,
     ExpertLoad,
     ForwardContext,
     KeptStates,
@@ -166,6 +167,11 @@ class CpuExecutor:
         self._workspace.reserve(self.model.rows_for(batch.num_tokens))
         if self._kept is not None:
             self._kept.reserve(batch.max_tokens)
+        if batch.is_special:
+            # Prefills alone: their tokens come from elsewhere, so the calls are made once, and are not recorded.
+            with torch.inference_mode():
+                body(batch, kv_cache)
+            return
         memory = batch, kv_cache, self._workspace.memory
         replay.run(lambda: body(batch, kv_cache), batch.num_tokens, memory=memory)
 
@@ -177,7 +183,7 @@ class CpuExecutor:
             kv_cache=kv_cache,
             slots_T=batch.slots_T,
             positions_T=batch.positions_T,
-            cos_sin_tables=model.rotary(batch.positions_T, workspace),
+            cos_sin_tables=model.rotary(batch.rope_T, workspace),
             query_temperature_T=model.query_temperature(batch.positions_T, workspace),
             attention_plans=self._plans(batch, kv_cache) if batch.num_tokens else {},
             workspace=workspace,
@@ -186,6 +192,7 @@ class CpuExecutor:
             expert_load=self.expert_load,
             kept_states=self._kept,
             recurrent_step=self._recurrent_step,
+            embedded=_embedded(batch),
         )
         with forward_context(context):
             return model.forward(batch.token_ids_T)
@@ -200,3 +207,9 @@ class CpuExecutor:
     def _residual(self, num_tokens: int) -> torch.Tensor:
         """Returns the residual stream where `_compute` left it, whether it ran or was replayed."""
         return self._workspace.take("residual", num_tokens, self.hidden_size, dtype=torch.float32)
+
+
+def _embedded(batch: InputBatch) -> EmbeddedInputs | None:
+    if batch.embedded is None or batch.embeddings_ME is None:
+        return None
+    return EmbeddedInputs(torch.from_numpy(batch.embedded.places_M), batch.embeddings_ME)

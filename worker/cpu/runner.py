@@ -13,12 +13,13 @@ from protos import inference_pb2, step_pb2
 from worker.cpu.decodes import Decodes
 from worker.cpu.executor import CpuModel
 from worker.cpu.stage_traffic import ExpectedStep, StageTraffic
+from worker.encoders.items import Items, check_no_items
 from worker.layers.kv_cache import KVCache
 from worker.models.drafting.drafter import Drafter
 from worker.parallel.groups import Groups
 from worker.sampling.logprobs import frames, token_logprobs
 from worker.sampling.sampler import Greedy, Logits, Scores
-from worker.step.batch import InputBatch, build_batch
+from worker.step.batch import InputBatch, build_batch, put_items
 from worker.step.inputs import BatchRows
 from worker.step.masks import begin_masks, find_forced, step_masks
 from worker.step.results import ScoredPrompt, StepTokens, put_columns, sample_rows, scored_prompts
@@ -86,22 +87,27 @@ class Runner:
         without_others: Groups | None = None,
         max_steps_in_flight: int = 1,
         drafter: Drafter | None = None,
+        items: Items | None = None,
     ) -> None:
         """without_others: stands in for this rank's groups until it joins some; None: there are no other ranks.
-        max_steps_in_flight: steps that may be under way across all stages. drafter: only where results are sent."""
+        max_steps_in_flight: steps that may be under way across all stages. drafter: only where results are sent. items:
+        only on ranks that encode them."""
         self._model, self._kv_cache, self._rows = model, kv_cache, rows
         more_layers = () if drafter is None else drafter.swapped_layers
         self._layers = [*kv_cache.layers, *more_layers]
         self._swap_space = SwapSpace(kv_cache, num_swap_blocks, more_layers)
         self._batch = InputBatch(
-            max_tokens=rows.max_num_batched_tokens, max_rows=rows.max_num_seqs, max_blocks=rows.block_ids_RB.shape[1]
-        )
+            max_tokens=rows.max_num_batched_tokens, max_rows=rows.max_num_seqs, max_blocks=rows.block_ids_RB.shape[1],
+            has_axes=rows.items is not None and rows.items.tokens.has_axes,
+        )  # fmt: skip
         kernels = model.backend.native
         self._decodes = None if kernels is None else Decodes(kernels, rows, self._batch)
         self._without_others, self._max_steps_in_flight = without_others or Groups(), max_steps_in_flight
         model.groups = self._without_others
         self._traffic = self._new_traffic()
         self._drafter = drafter
+        self.items = items
+        self._share_items()
         # Sent to the scheduler in Ready.
         self.model_info = model_info
 
@@ -119,7 +125,12 @@ class Runner:
         """See worker.step.runner.StepRunner."""
         self._model.groups.leave()
         self._model.groups = groups or self._without_others
+        self._share_items()
         self._traffic = self._new_traffic()
+
+    def _share_items(self) -> None:
+        if self.items is not None:
+            self.items.encoder.group = self._model.groups.tensor
 
     @property
     def num_live_rows(self) -> int:
@@ -130,6 +141,8 @@ class Runner:
         self._rows.clear()
         if self._drafter is not None:
             self._drafter.reset()
+        if self.items is not None:
+            self.items.reset()
         self._scrub(self._rows.take_spoiled_blocks())
         self._traffic = self._new_traffic()
 
@@ -158,12 +171,16 @@ class Runner:
             _check_states(plan, rows.block_size)
         self._swap_space.apply(plan)
         rows.apply(plan)
+        if rows.items is not None or plan.encoded_items:
+            self._encode(plan)
         if self._drafter is not None:
             self._drafter.note_plan()
             if plan.swap_in_blocks:
                 self._drafter.drop_blocks(np.array(plan.swap_in_blocks, np.int64))
         self._scrub(rows.take_spoiled_blocks())
         batch_rows = self._fill_batch(plan)
+        if self._batch.embedded is not None and self.items is not None:
+            self._batch.embeddings_ME = self.items.embeddings(self._batch.embedded)
         result = step_pb2.StepResult(epoch=plan.epoch, step=plan.step)
         if self._in_lockstep:
             self._batch.num_tokens_D = self._tokens_of_all()
@@ -198,7 +215,8 @@ class Runner:
 
     def warm_up(self) -> None:
         """Runs a prefill and a decode through the real step, so that everything is allocated for the first request."""
-        for plan in warm_up_plans(self._rows):
+        item = None if self.items is None else self.items.warm_up(self._rows.max_num_batched_tokens)
+        for plan in warm_up_plans(self._rows, item):
             self.execute(plan)
         self.reset()
 
@@ -213,9 +231,17 @@ class Runner:
 
     def _fill_batch(self, plan: step_pb2.StepPlan) -> BatchRows:
         if self._decodes is not None and (batch_rows := self._decodes.begin(plan)) is not None:
+            if self._rows.items is not None:
+                put_items(self._rows.items, batch_rows.rows_S, self._batch)
             return batch_rows
         scheduled = self._rows.schedule(plan, may_be_empty=self._in_lockstep)
         return build_batch(self._rows, scheduled, self._batch)
+
+    def _encode(self, plan: step_pb2.StepPlan) -> None:
+        if self.items is not None:
+            self.items.apply(plan)
+        elif self._traffic is None or self._traffic.is_first:
+            check_no_items(plan)
 
     @property
     def _in_lockstep(self) -> bool:

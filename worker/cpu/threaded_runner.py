@@ -23,7 +23,7 @@ class ThreadedRunner:
         """max_steps_in_flight: steps that may have begun without their results having been taken."""
         self._runner, self._max_steps_in_flight = runner, max_steps_in_flight
         self.model_info, self.num_swap_blocks = runner.model_info, runner.num_swap_blocks
-        self.drafter = runner.drafter
+        self.drafter, self.items = runner.drafter, runner.items
         self._groups: Groups | None = None
         self._in_flight: deque[ThreadedResult] = deque()
         # A step has failed, or its results are no longer wanted: nothing is computed until the next reset.

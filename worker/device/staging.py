@@ -34,16 +34,20 @@ class StepArrays(Generic[Array]):
     # Rows whose token is chosen from unadjusted logits; -1 for padding, and for rows whose logits are adjusted first.
     sampled_rows_L: Array
     output_positions_L: Array
+    # What is added to the positions of a row's tokens, in models whose positions have three axes.
+    rope_shifts_R: Array
     token_ids_T: Array
 
 
 class StepLayout:
     """The offsets of StepArrays in one buffer."""
 
-    def __init__(self, *, max_rows: int, max_tokens: int, max_scored: int = 0) -> None:
-        """max_scored: positions of decodes with drafts; 0: there are none, so each row has one."""
+    def __init__(self, *, max_rows: int, max_tokens: int, max_scored: int = 0, has_axes: bool = False) -> None:
+        """max_scored: positions of decodes with drafts; 0: there are none, so each row has one. has_axes: positions
+        have three axes."""
         max_scored = max(max_scored, max_rows)
-        sizes = (max_rows, max_rows + 1, max_rows, max_scored, max_scored, max_tokens)
+        num_shifts = max_rows if has_axes else 0
+        sizes = (max_rows, max_rows + 1, max_rows, max_scored, max_scored, num_shifts, max_tokens)
         self._places: list[tuple[int, int]] = []
         self.num_bytes = 0
         for size in sizes:

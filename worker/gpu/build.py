@@ -43,6 +43,7 @@ from worker.models.info import (
     model_info,
     refuse_states_on_gpus,
     resolve_max_model_len,
+    wanted_items,
     with_block_size,
 )
 from worker.models.loader import LoadedModel, config_of, load_model
@@ -127,6 +128,7 @@ def build_gpu_runner(
             model_impl=options.model_impl,
             make_backend=partial(_make_backend, options, device, rank=rank),
             max_model_len=options.max_model_len,
+            items=wanted_items(options),
             progress=progress,
         )
     backend = loaded.model.backend
@@ -183,6 +185,7 @@ def build_gpu_runner(
         max_steps_in_flight=options.max_steps_in_flight,
         ranks=ranks,
         drafter=drafter,
+        items=parts.items(use),
     )
     try:
         runner.warm_up()

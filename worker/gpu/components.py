@@ -1,21 +1,35 @@
 """Makes the parts of a GPU worker beside its weights (engine, KV cache, graphs), and measures their memory."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from configs.options import Options
 from configs.sampling import MAX_LOGPROB_TOKENS, MAX_LOGPROBS, PARAMETERS
 from protos import inference_pb2
 from worker.device.device import Device, DeviceMemory
+from worker.encoders.cache import EncoderCache
+from worker.encoders.items import Items
+from worker.encoders.sizes import item_sizes
 from worker.errors import PermanentError
 from worker.gpu.engine import GpuEngine
 from worker.gpu.executor import GpuExecutor
 from worker.gpu.graphs import CapturedGraphs, graph_memory_estimate, graph_sizes
-from worker.gpu.memory import MemoryUse, cache_needs_more, graphs_need_more, measure_use, out_of_memory, step_needs_more
+from worker.gpu.memory import (
+    MemoryUse,
+    cache_needs_more,
+    graphs_need_more,
+    items_need_more,
+    measure_use,
+    out_of_memory,
+    serving_needs_more,
+    step_needs_more,
+)
 from worker.gpu.ranks import GpuRanks
 from worker.gpu.swap import GpuSwapSpace
 from worker.layers.kv_cache import KVCache
@@ -115,8 +129,25 @@ class Components:
             most_drafts=self._most_drafts,
         )
         self._weights = device.memory().allocated
+        encoder, dtype = loaded.encoder, executor.backend.compute_dtype
+        sizes = self._sizes_of_items = None if encoder is None else item_sizes(options, encoder, dtype)
+        self._encoder_cache: EncoderCache | None = None
+        if encoder is not None and sizes is not None:
+            with out_of_memory(lambda: items_need_more(options, device.memory(), sizes)):
+                self._encoder_cache = EncoderCache(sizes.cache_size, encoder.hidden_size, dtype, device.torch_device)
         backend = executor.backend
         self.block_bytes = KVCache.block_bytes(loaded.config, options.block_size, backend.kv_cache_dtype, backend.shard)
+
+    def items(self, use: MemoryUse) -> Items | None:
+        """Makes what this rank encodes items with; None: it encodes none. use: as measured at the start."""
+        encoder, sizes, cache = self._loaded.encoder, self._sizes_of_items, self._encoder_cache
+        if encoder is None or sizes is None or cache is None:
+            return None
+
+        def guard() -> AbstractContextManager[None]:
+            return out_of_memory(lambda: serving_needs_more(self._options, self._device.memory(), use))
+
+        return Items(encoder, cache, most_input_bytes=sizes.input_bytes, guard=guard)
 
     def measure(self) -> MemoryUse:
         """Measures the memory taken by all but the KV cache, with a worst-case step and some graphs. Skips these two if
@@ -142,7 +173,26 @@ class Components:
             use = measure_use(device, all_of_it, weights=self._weights, kv_bytes=2 * self.block_bytes)
         with out_of_memory(self._graphs_error):
             graphs = graph_memory_estimate(engines[0], self._executor, kv_cache, device, self._sizes)
-        return replace(use, graphs=graphs, nccl=nccl)
+        # The encoder's work is done before the step's, so the larger one counts.
+        of_items = self._peak_of_items(2 * self.block_bytes)
+        return replace(use, step=max(use.step, of_items), graphs=graphs, nccl=nccl)
+
+    def _peak_of_items(self, kv_bytes: int) -> int:
+        """Encodes the largest item beside what is allocated, kv_bytes of it for KV. Returns the bytes beyond those and
+        the weights."""
+        sizes, encoder, device = self._sizes_of_items, self._loaded.encoder, self._device
+        if sizes is None or encoder is None:
+            return 0
+
+        def encode() -> None:
+            with torch.inference_mode():
+                encoder.encode(encoder.dummy(sizes.largest))
+
+        with out_of_memory(lambda: items_need_more(self._options, device.memory(), sizes)):
+            # The first time compiles kernels.
+            encode()
+            before = device.memory().allocated
+            return before - self._weights - kv_bytes + device.peak_bytes(encode)
 
     def _compute_worst(self, kv_cache: KVCache, part: int) -> GpuEngine:
         """Computes a worst-case step of a `part`-th of the tokens and rows. Returns the engine."""
@@ -172,6 +222,7 @@ class Components:
             vocab_size=self._loaded.config.vocab_size,
             max_steps_in_flight=options.max_steps_in_flight,
             most_drafts=self._most_drafts,
+            has_axes=self._loaded.config.mrope_section is not None,
         )
 
     def kv_cache(self, num_blocks: int, use: MemoryUse) -> KVCache:

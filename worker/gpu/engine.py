@@ -3,8 +3,7 @@
 Shape suffixes: S rows of the batch, T tokens, L scored positions, V vocabulary.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from kernels.step_inputs.triton import expand
 from worker.device.device import Device
 from worker.device.staging import Part, Staging, StepArrays, StepLayout, StepSlot, device_memory
 from worker.gpu.device_rows import DeviceRows
-from worker.gpu.executor import GpuModel
+from worker.gpu.executor import GpuModel, StepGraphs
 from worker.gpu.logits import StepLogits
 from worker.gpu.pending import AskedLogprobs, PendingStep, ResultLayout
 from worker.gpu.sampler import LogitsSlice, Sampler, ScoredPositions, StepSampling
@@ -23,40 +22,6 @@ from worker.sampling.filters import SamplingKind
 from worker.sampling.gpu_logprobs import SLICE, write_logprobs
 from worker.step.batch import GpuBatch
 from worker.step.inputs import PromptScores, StepInputs
-
-
-class StepGraphs(Protocol):
-    """Graphs of the engine's bodies. If there is a graph for a step, the engine pads the step to the graph's size."""
-
-    def padded(self, num_rows: int) -> int | None:
-        """Returns the rows of the graph for a step of num_rows decodes, at most max_num_seqs; None: no graph."""
-        ...
-
-    def padded_with_drafts(self, num_tokens: int) -> int | None:
-        """Returns the tokens of the graph for a step of decodes with drafts; None: no graph."""
-        ...
-
-    def run_forward(self, size: int, *, drafts: bool = False) -> None:
-        """Replaces `GpuEngine.forward_body(size, drafts=drafts)`. size: from `padded` or `padded_with_drafts`."""
-        ...
-
-    def run_sample(self, kind: SamplingKind, size: int, *, drafts: bool = False) -> None:
-        """Replaces `GpuEngine.sample_body(kind, size, drafts=drafts)`."""
-        ...
-
-    def padded_tokens(self, num_tokens: int) -> int | None:
-        """Returns the tokens of the pieces for a step of num_tokens, at most max_num_batched_tokens; None: no
-        pieces."""
-        ...
-
-    def run_pieces(self, batch: GpuBatch) -> Residual:
-        """Replaces `model.forward(batch, kv_cache)`. The batch has as many tokens as `padded_tokens` returned (those
-        beyond its last query are padding) and any number of rows; its inputs are already expanded."""
-        ...
-
-    def drop(self) -> None:
-        """Drops all graphs, also ones in replay, so that collective calls that they hold can end."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +36,9 @@ class _MixedStep:
     # Both int64 [P].
     scored_tokens_P: Part | None
     scored_targets_P: Part | None
+    # int32 [3, T], with padding, and int64 [M]: see StepInputs.
+    rope_positions_AT: Part | None
+    embedded_places_M: Part | None
 
 
 class GpuEngine:
@@ -92,11 +60,12 @@ class GpuEngine:
         vocab_size: int,
         max_steps_in_flight: int,
         most_drafts: int = 0,
+        has_axes: bool = False,
         graphs: StepGraphs | None = None,
     ) -> None:
         """Reserves the model's memory. Inputs are padding until the first step, so the bodies can already be run and
         captured: they change nothing but their own memory. most_drafts: drafts of a row in a step of decodes that the
-        bodies compute; steps with more are computed like prefills."""
+        bodies compute; steps with more are computed like prefills. has_axes: positions have three axes (M-RoPE)."""
         # May be set or removed between steps.
         self.graphs = graphs
         # Steps begun since the start. Graphs count those that they ran; the others were launched kernel by kernel.
@@ -104,10 +73,11 @@ class GpuEngine:
         self._model, self._kv_cache, self._device = model, kv_cache, device
         self._vocab_size = vocab_size
         num_logits = most_logits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
-        self._max_rows, self._most_drafts = max_num_seqs, most_drafts
+        self._max_rows, self._most_drafts, self._has_axes = max_num_seqs, most_drafts, has_axes
         layout = StepLayout(
-            max_rows=max_num_seqs, max_tokens=max_num_batched_tokens, max_scored=num_logits if most_drafts else 0
-        )
+            max_rows=max_num_seqs, max_tokens=max_num_batched_tokens, max_scored=num_logits if most_drafts else 0,
+            has_axes=has_axes,
+        )  # fmt: skip
         self._staging = Staging(device, layout, max_steps_in_flight)
         self._memory = device_memory(device, layout)
         self._arrays = layout.arrays(self._memory)
@@ -182,9 +152,12 @@ class GpuEngine:
         size = self._size_of_decodes(inputs)
         has_drafts = scored.drafts is not None
         sampling = self._sampler.stage(scored, slot, len(self._logits), only_decodes=size is not None)
-        _fill(slot.arrays, inputs, len(inputs.rows_S) if size is None else self._rows_of(size, has_drafts))
+        num_rows = len(inputs.rows_S) if size is None else self._rows_of(size, has_drafts)
+        _fill(slot.arrays, inputs, num_rows)
+        if self._has_axes:
+            _fill_shifts(slot.arrays, inputs, num_rows)
         if size is None:
-            mixed = _stage_mixed(inputs, scored, sampling, slot)
+            mixed = _stage_mixed(inputs, scored, sampling, slot, self._padded(inputs) or len(inputs.token_ids_T))
         else:
             mixed = None
             _fill_decodes(slot.arrays, scored, sampling, size)
@@ -212,7 +185,7 @@ class GpuEngine:
 
     def _size_of_decodes(self, inputs: StepInputs) -> int | None:
         """Returns the tokens, with padding, for `forward_body`; None if it can't compute the step."""
-        if not inputs.only_decodes_with_drafts or inputs.prompt_scores is not None:
+        if not inputs.only_decodes_with_drafts or inputs.prompt_scores is not None or inputs.has_items:
             return None
         num_tokens, drafts_N, graphs = len(inputs.token_ids_T), inputs.num_drafts_N, self.graphs
         if drafts_N is not None and (drafts_N.max() > self._most_drafts or num_tokens > len(self._logits)):
@@ -221,6 +194,12 @@ class GpuEngine:
             return num_tokens
         size = graphs.padded(num_tokens) if drafts_N is None else graphs.padded_with_drafts(num_tokens)
         return num_tokens if size is None and graphs.padded_tokens(num_tokens) is None else size
+
+    def _padded(self, inputs: StepInputs) -> int | None:
+        """Returns the tokens, with padding, of a step that runs in pieces; None: it runs without graphs."""
+        if self.graphs is None or inputs.embeddings_ME is not None:
+            return None
+        return self.graphs.padded_tokens(len(inputs.token_ids_T))
 
     def _rows_of(self, size: int, drafts: bool) -> int:
         """Returns the rows, with padding, of a decode-only step of `size` tokens."""
@@ -266,10 +245,11 @@ class GpuEngine:
         results: torch.Tensor,
     ) -> None:
         num_rows, num_tokens = len(inputs.rows_S), len(inputs.token_ids_T)
-        graphs = self.graphs
-        padded = None if graphs is None else graphs.padded_tokens(num_tokens)
+        graphs, padded = self.graphs, self._padded(inputs)
         max_query_len = int(np.diff(inputs.query_starts).max())
         batch = self._expanded(num_rows, padded or num_tokens, max_query_len=max_query_len)
+        if inputs.has_items:
+            batch = _with_items(batch, inputs, mixed)
         if graphs is None or padded is None:
             hidden = self._model.forward(batch, self._kv_cache)
         else:
@@ -339,6 +319,7 @@ class GpuEngine:
             batch.rows_S, batch.query_starts, batch.context_lens_S, arrays.token_ids_T[:num_tokens],
             self._rows.last_tokens_R, batch.block_tables_RB, block_size=self._kv_cache.block_size,
             token_ids_T=batch.token_ids_T, positions_T=batch.positions_T, slots_T=batch.slots_T,
+            shifts_S=arrays.rope_shifts_R[:num_rows] if self._has_axes else None,
         )  # fmt: skip
         return batch
 
@@ -371,6 +352,22 @@ def _fill(arrays: StepArrays[np.ndarray], inputs: StepInputs, size: int) -> None
     arrays.token_ids_T[:num_tokens] = inputs.token_ids_T
 
 
+def _fill_shifts(arrays: StepArrays[np.ndarray], inputs: StepInputs, size: int) -> None:
+    num_rows = len(inputs.rows_S)
+    arrays.rope_shifts_R[:num_rows] = 0 if inputs.rope_shifts_S is None else inputs.rope_shifts_S
+    arrays.rope_shifts_R[num_rows:size] = 0
+
+
+def _with_items(batch: GpuBatch, inputs: StepInputs, mixed: _MixedStep) -> GpuBatch:
+    positions, places = mixed.rope_positions_AT, mixed.embedded_places_M
+    return replace(
+        batch,
+        rope_positions_AT=None if positions is None else positions.tensor,
+        embedded_places_M=None if places is None else places.tensor,
+        embeddings_ME=inputs.embeddings_ME,
+    )
+
+
 def _fill_decodes(arrays: StepArrays[np.ndarray], scored: ScoredPositions, sampling: StepSampling, size: int) -> None:
     num_scored = len(scored.rows_L)
     arrays.sampled_rows_L[:num_scored] = sampling.sampled_rows_L
@@ -379,8 +376,14 @@ def _fill_decodes(arrays: StepArrays[np.ndarray], scored: ScoredPositions, sampl
     arrays.output_positions_L[num_scored:size] = 0
 
 
-def _stage_mixed(inputs: StepInputs, scored: ScoredPositions, sampling: StepSampling, slot: StepSlot) -> _MixedStep:
+def _stage_mixed(
+    inputs: StepInputs, scored: ScoredPositions, sampling: StepSampling, slot: StepSlot, num_tokens: int
+) -> _MixedStep:
+    """num_tokens: of the batch, with padding."""
     scores: PromptScores | None = inputs.prompt_scores
+    positions_AT, places_M = inputs.rope_positions_AT, inputs.embedded_places_M
+    if positions_AT is not None:
+        positions_AT = np.pad(positions_AT, ((0, 0), (0, num_tokens - positions_AT.shape[1])))
     return _MixedStep(
         tokens_L=slot.add(scored.tokens_L),
         sampled_rows_L=slot.add(sampling.sampled_rows_L),
@@ -388,4 +391,6 @@ def _stage_mixed(inputs: StepInputs, scored: ScoredPositions, sampling: StepSamp
         rows_N=slot.add(scored.rows_N),
         scored_tokens_P=None if scores is None else slot.add(scores.tokens_P.astype(np.int64)),
         scored_targets_P=None if scores is None else slot.add(scores.targets_P.astype(np.int64)),
+        rope_positions_AT=None if positions_AT is None else slot.add(positions_AT),
+        embedded_places_M=None if places_M is None else slot.add(places_M),
     )

@@ -10,10 +10,11 @@ import torch
 from kernels.backend import Backend
 from kernels.linear.residual import Residual
 from worker.layers.attention_plans import GpuAttentionPlans
-from worker.layers.forward_context import ForwardContext, Pieces, Workspace, call, forward_context
+from worker.layers.forward_context import EmbeddedInputs, ForwardContext, Pieces, Workspace, call, forward_context
 from worker.layers.kv_cache import KVCache
 from worker.models.decoder import Model
 from worker.parallel.groups import Groups
+from worker.sampling.filters import SamplingKind
 from worker.step.batch import GpuBatch, InputBatch
 
 
@@ -47,6 +48,41 @@ class GpuModel(Protocol):
         ...
 
 
+class StepGraphs(Protocol):
+    """Graphs of the engine's bodies. If there is a graph for a step, the engine pads the step to the graph's size."""
+
+    def padded(self, num_rows: int) -> int | None:
+        """Returns the rows of the graph for a step of num_rows decodes, at most max_num_seqs; None: no graph."""
+        ...
+
+    def padded_with_drafts(self, num_tokens: int) -> int | None:
+        """Returns the tokens of the graph for a step of decodes with drafts; None: no graph."""
+        ...
+
+    def run_forward(self, size: int, *, drafts: bool = False) -> None:
+        """Replaces `worker.gpu.engine.GpuEngine.forward_body(size, drafts=drafts)`. size: from `padded` or
+        `padded_with_drafts`."""
+        ...
+
+    def run_sample(self, kind: SamplingKind, size: int, *, drafts: bool = False) -> None:
+        """Replaces its `sample_body(kind, size, drafts=drafts)`."""
+        ...
+
+    def padded_tokens(self, num_tokens: int) -> int | None:
+        """Returns the tokens of the pieces for a step of num_tokens, at most max_num_batched_tokens; None: no
+        pieces."""
+        ...
+
+    def run_pieces(self, batch: GpuBatch) -> Residual:
+        """Replaces `model.forward(batch, kv_cache)`. The batch has as many tokens as `padded_tokens` returned (those
+        beyond its last query are padding) and any number of rows; its inputs are already expanded."""
+        ...
+
+    def drop(self) -> None:
+        """Drops all graphs, also ones in replay, so that collective calls that they hold can end."""
+        ...
+
+
 class GpuExecutor:
     """The GpuModel of a decoder."""
 
@@ -70,17 +106,21 @@ class GpuExecutor:
         """Computes the batch's tokens and writes their KV. Returns the residual stream after the last layer, [T, E], in
         memory that the next call reuses. pieces: graphs of the work between attentions."""
         assert self._plans is not None, "memory is reserved first"
+        assert pieces is None or batch.embeddings_ME is None, "graphs read the embeddings of token ids"
         model, workspace = self.model, self._workspace
         with torch.inference_mode():
             context = ForwardContext(
                 kv_cache=kv_cache,
                 slots_T=batch.slots_T,
-                cos_sin_tables=model.rotary(batch.positions_T, workspace),
+                cos_sin_tables=model.rotary(
+                    batch.positions_T if batch.rope_positions_AT is None else batch.rope_positions_AT, workspace
+                ),
                 query_temperature_T=model.query_temperature(batch.positions_T, workspace),
                 attention_plans=self._plans(batch),
                 workspace=workspace,
                 between_graphs=call if pieces is None else pieces.between_graphs,
                 groups=self.groups,
+                embedded=_embedded(batch),
             )
             with forward_context(context):
                 if pieces is None:
@@ -111,6 +151,12 @@ class GpuExecutor:
         take, hidden_size = self._workspace.take, self.model.config.hidden_size
         x_TE = take("residual", num_tokens, hidden_size, dtype=torch.float32)
         return Residual(x_TE, take("delta", num_tokens, hidden_size), is_pending=True)
+
+
+def _embedded(batch: GpuBatch) -> EmbeddedInputs | None:
+    if batch.embedded_places_M is None or batch.embeddings_ME is None:
+        return None
+    return EmbeddedInputs(batch.embedded_places_M, batch.embeddings_ME)
 
 
 class GpuDraftExecutor:

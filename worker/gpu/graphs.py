@@ -150,7 +150,7 @@ class PiecewiseGraph:
 
 
 class CapturedGraphs:
-    """The worker.gpu.engine.StepGraphs of an engine.
+    """The worker.gpu.executor.StepGraphs of an engine.
 
     A decode-only step runs as two graphs: the forward pass with its inputs and logits, and the choice of tokens, with
     one graph per SamplingKind. Steps with drafts have such graphs of their own, by their number of tokens, for any
@@ -249,7 +249,7 @@ class CapturedGraphs:
         self._sample.clear()
         self._pieces.clear()
 
-    # --- worker.gpu.engine.StepGraphs.
+    # --- worker.gpu.executor.StepGraphs.
 
     def padded(self, num_rows: int) -> int | None:
         return self._sizes.for_decodes(num_rows)

@@ -11,6 +11,7 @@ import torch
 from configs.options import Options
 from protos import inference_pb2
 from worker.device.device import Device, DeviceMemory
+from worker.encoders.sizes import ItemSizes
 from worker.errors import PermanentError, StepError, WorkerError
 
 # Higher utilizations leave no room for drivers and other processes to grow.
@@ -183,6 +184,17 @@ def step_needs_more(options: Options, memory: DeviceMemory, *, part: int, needed
         f"max_num_seqs={options.max_num_seqs}: 1/{part} of both took {gib(needed_by_part)} GiB, and beside the weights "
         f"{gib(memory.free)} of {gib(memory.total)} GiB are free; use max_num_batched_tokens={tokens}, and "
         f"max_num_seqs={rows} if that is not enough"
+    )
+
+
+def items_need_more(options: Options, memory: DeviceMemory, sizes: ItemSizes) -> PermanentError:
+    """Makes the error for images and videos that do not fit."""
+    return PermanentError(
+        f"out of GPU memory: limit_mm_per_prompt allows {sizes.description}, whose encoding does not fit into the "
+        f"{gib(memory.free)} of {gib(memory.total)} GiB that are free beside encoder_cache_size={sizes.cache_size} "
+        f"({gib(sizes.cache_bytes)}); use a lower limit_mm_per_prompt, such as "
+        f'{{"image": {{"count": 1, "width": 640, "height": 480}}, "video": 0}}, or mm_processor_kwargs with lower '
+        f"max_pixels"
     )
 
 

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 
 from worker.device.device import Device
-from worker.gpu.engine import GpuEngine, StepGraphs
-from worker.gpu.executor import GpuModel
+from worker.gpu.engine import GpuEngine
+from worker.gpu.executor import GpuModel, StepGraphs
 from worker.parallel.groups import Groups
 
 # Between polls for the end of a step that waits for all ranks.

@@ -6,12 +6,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from protos import inference_pb2, step_pb2
 from worker.device.device import Event
+from worker.encoders.items import Items, check_no_items
 from worker.errors import PlanError
 from worker.gpu.ranks import GpuRanks
 from worker.gpu.swap import GpuSwapSpace
@@ -85,12 +86,14 @@ class GpuRunner:
         max_steps_in_flight: int,
         ranks: GpuRanks | None = None,
         drafter: Drafter | None = None,
+        items: Items | None = None,
     ) -> None:
         """max_steps_in_flight: steps that may have begun without their results having been taken. ranks: set if several
-        ranks compute a step together. drafter: only where results are sent."""
+        ranks compute a step together. drafter: only where results are sent. items: None: the model takes text only."""
         self._engine, self._rows, self._swap_space = engine, rows, swap_space
         self._max_steps_in_flight, self._ranks = max_steps_in_flight, ranks
         self._drafter = drafter
+        self.items = items
         # Sent to the scheduler in Ready.
         self.model_info = model_info
         self._waiter = StepWaiter()
@@ -121,6 +124,8 @@ class GpuRunner:
         if groups is None:
             self._ranks.leave()
         else:
+            if self.items is not None:
+                self.items.encoder.group = groups.tensor
             self._ranks.join(groups, while_waiting)
 
     def reset(self) -> None:
@@ -134,6 +139,8 @@ class GpuRunner:
         self._rows.clear()
         if self._drafter is not None:
             self._drafter.reset()
+        if self.items is not None:
+            self.items.reset()
         self._unsettled_rows.clear()
         self._failed_sequences.clear()
 
@@ -161,6 +168,10 @@ class GpuRunner:
         if self._unsettled_rows:
             self._refuse_unsettled(plan)
         scheduled = rows.schedule(plan)
+        if self.items is not None:
+            self.items.apply(plan)
+        else:
+            check_no_items(plan)
         self._swap_space.apply(swaps, rows.changes.block_ids())
         gathered = gather(rows, scheduled)
         step = self._remember(plan, scheduled, gathered)
@@ -177,7 +188,8 @@ class GpuRunner:
 
     def warm_up(self) -> None:
         """Runs a prefill and a decode through the real step, so that everything is allocated for the first request."""
-        for plan in warm_up_plans(self._rows):
+        item = None if self.items is None else self.items.warm_up(self._rows.max_num_batched_tokens)
+        for plan in warm_up_plans(self._rows, item):
             self.execute(plan)
         self.reset()
 
@@ -224,7 +236,26 @@ class GpuRunner:
             freed_rows=changes.freed_rows,
             new_rows=changes.new_rows,
             table_changes=changes.table_changes(),
+            **self._of_items(scheduled, gathered),
         )
+
+    def _of_items(self, scheduled: Scheduled, gathered: Gathered) -> dict[str, Any]:
+        """Returns the fields of StepInputs that rows with items need."""
+        items = self._rows.items
+        if items is None or not items.has_any:
+            return {}
+        rows_S = scheduled.rows_S
+        fields: dict[str, Any] = {}
+        if items.tokens.has_axes:
+            fields["rope_shifts_S"] = items.shift_R[rows_S].astype(np.int32)
+        step = items.of_step(rows_S, gathered.query_starts, gathered.positions_T)
+        if step is not None and step.positions_AT is not None:
+            fields["rope_positions_AT"] = step.positions_AT.astype(np.int32)
+        if step is not None and step.embedded is not None:
+            assert self.items is not None, "rows have items only where there is an encoder"
+            fields["embedded_places_M"] = step.embedded.places_M
+            fields["embeddings_ME"] = self.items.embeddings(step.embedded)
+        return fields
 
     def _append_unknown(self, step: BegunStep) -> None:
         """Appends one token, which only the device knows, to rows without drafts; rows with drafts become unsettled."""

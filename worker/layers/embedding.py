@@ -8,7 +8,7 @@ import torch
 from kernels.backend import Backend
 from kernels.elementwise.embedding.torch_cpu import embedding
 from kernels.linear import Residual, Stream
-from worker.layers.forward_context import Workspace, current
+from worker.layers.forward_context import EmbeddedInputs, Workspace, current
 
 
 class Embedding:
@@ -18,6 +18,7 @@ class Embedding:
     def __init__(self, table_VE: torch.Tensor, backend: Backend, *, scale: float = 1.0, divisor: float = 1.0) -> None:
         """table_VE: the whole vocabulary, in the model's dtype. scale: multiplies each number; it is rounded to that
         dtype first, as in the training of models with a scale. divisor: divides the results; not rounded."""
+        self._divisor = divisor
         self._first_id, self._scale = 0, torch.tensor(scale, dtype=table_VE.dtype).item() / divisor
         if backend.shard.size > 1:
             part = backend.shard.covering(len(table_VE), "vocab_size")
@@ -52,3 +53,9 @@ class Embedding:
         x_TE.masked_fill_(elsewhere_T[:, None], 0)
         current().group.sum_(x_TE)
         return x_TE
+
+    def replace(self, x_TE: Stream, embedded: EmbeddedInputs) -> None:
+        """Replaces the embeddings of some tokens in what a call has returned. They are not scaled; each rank has all of
+        them."""
+        stream_TE = x_TE.x_TE if isinstance(x_TE, Residual) else x_TE
+        embedded.put(stream_TE, divisor=self._divisor)

@@ -143,6 +143,18 @@ def _kept(layer: int) -> str:
     return f"before layer {layer}"
 
 
+@dataclass(frozen=True, slots=True)
+class EmbeddedInputs:
+    """Tokens of a step whose embeddings come from elsewhere: token places_M[i] has embeddings_ME[i]."""
+
+    places_M: torch.Tensor  # int64
+    embeddings_ME: torch.Tensor
+
+    def put(self, x_TE: torch.Tensor, *, divisor: float) -> None:
+        """Replaces the tokens' embeddings. divisor: of the residual stream."""
+        x_TE[self.places_M] = self.embeddings_ME.to(x_TE.dtype) / divisor
+
+
 Attend = Callable[[], torch.Tensor]
 
 
@@ -191,6 +203,8 @@ class ForwardContext:
     kept_states: KeptStates | None = None
     # None: no layer carries a state from token to token.
     recurrent_step: RecurrentStep | None = None
+    # None: the embeddings of all tokens are the model's.
+    embedded: EmbeddedInputs | None = None
 
     def keep_states(self, layer: int, x_TE: Stream) -> None:
         """See KeptStates.keep."""

@@ -16,10 +16,16 @@ class Rotary:
     memory and save little time."""
 
     def __init__(
-        self, ropes: Sequence[RopeConfig], rope_size: int, backend: Backend, head_size: int | None = None
+        self,
+        ropes: Sequence[RopeConfig],
+        rope_size: int,
+        backend: Backend,
+        head_size: int | None = None,
+        sections: tuple[int, int, int] | None = None,
     ) -> None:
         """ropes: all different ropes of the model's layers. rope_size: numbers of a head that they rotate. head_size:
-        None: they rotate all."""
+        None: they rotate all. sections: pairs of each axis; None: positions have one axis."""
+        self._sections = sections
         num_pairs = (head_size or rope_size) // 2
         self._tables = [
             (f"cos_sin {i}", CosSinTable(backend, rope_frequencies(rope, rope_size), rope.attention_factor, num_pairs))
@@ -27,11 +33,29 @@ class Rotary:
         ]
 
     def __call__(self, positions_T: torch.Tensor, workspace: Workspace) -> tuple[torch.Tensor, ...]:
-        """Returns a table for each rope, as kernels.kv_cache.write takes them, in the workspace."""
-        return tuple(
-            table(positions_T, workspace.take(name, len(positions_T), *table.shape, dtype=table.dtype))
-            for name, table in self._tables
-        )
+        """Returns a table for each rope, as kernels.kv_cache.write takes them, in the workspace. positions_T: [T], or
+        [3, T] (M-RoPE)."""
+        if positions_T.dim() == 1:
+            return tuple(self._fill(name, table, positions_T, workspace) for name, table in self._tables)
+        return tuple(self._of_axes(name, table, positions_T, workspace) for name, table in self._tables)
+
+    @staticmethod
+    def _fill(name: str, table: CosSinTable, positions_T: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+        return table(positions_T, workspace.take(name, len(positions_T), *table.shape, dtype=table.dtype))
+
+    def _of_axes(self, name: str, table: CosSinTable, positions_AT: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+        """Takes each pair's cosine and sine from the table of its axis, so that they have the bits of equal axes."""
+        assert self._sections is not None, "positions have one axis"
+        out = self._fill(name, table, positions_AT[0], workspace)
+        end = self._sections[0]
+        for positions_T, count in zip(positions_AT[1:], self._sections[1:], strict=True):
+            first, end = end, end + count
+            of_axis = self._fill(f"{name} of an axis", table, positions_T, workspace)
+            # On a GPU, the sines of all pairs follow the cosines.
+            starts = (first,) if table.dtype is torch.complex64 else (first, first + table.shape[0] // 2)
+            for start in starts:
+                out[..., start : start + count] = of_axis[..., start : start + count]
+        return out
 
 
 def rope_frequencies(config: RopeConfig, head_size: int) -> torch.Tensor:

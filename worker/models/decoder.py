@@ -109,7 +109,7 @@ class Decoder(Model):
             if backend.stage.is_first
             else None
         )
-        self.rotary = Rotary(config.ropes, config.rope_size, backend, config.rotary_width)
+        self.rotary = Rotary(config.ropes, config.rope_size, backend, config.rotary_width, config.mrope_section)
         self.query_temperature = QueryTemperature(config, backend)
         self._first_layer = layers.start
         self._layers = [self.block(config, layer, reader, backend) for layer in layers]
@@ -168,6 +168,8 @@ class Decoder(Model):
         workspace = context.workspace
         if self._embed is not None:
             x_TE = self._embed(token_ids_T, workspace)
+            if context.embedded is not None:
+                self._embed.replace(x_TE, context.embedded)
         else:
             # The previous stage's result; the caller has put it there.
             x_TE = workspace.take("residual", len(token_ids_T), self.config.hidden_size, dtype=torch.float32)

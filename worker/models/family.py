@@ -1,15 +1,43 @@
 """The record that describes a family of models: everything that depends on an architecture's name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from configs.groups.media import ProcessorOptions
+from kernels.backend import Backend
+from runtime.media.recipes.recipe import Recipe
+from worker.encoders.encoder import Encoder
 from worker.model_config import ExpertsConfig, ModelConfig
 from worker.models.decoder import Decoder
+from worker.weights.reader import Shape, WeightReader
 
 if TYPE_CHECKING:
     from worker.weights.safetensors_files import SafetensorsFiles
+
+# Makes a recipe from config.json, the model's directory, and a function that returns the token ids of a text. Raises
+# ValueError.
+MakeRecipe = Callable[[Mapping[str, Any], Path, Callable[[str], Sequence[int]]], Recipe]
+
+
+class MakeEncoder(Protocol):
+    """What a family has for images and videos."""
+
+    def shapes(self, raw: Mapping[str, Any]) -> dict[str, Shape]:
+        """Returns the shapes of the encoder's tensors, by the names that the model's files present. raw: config.json.
+        Raises ValueError for unsupported values."""
+        ...
+
+    def __call__(
+        self,
+        raw: Mapping[str, Any],
+        directory: Path,
+        recipe: Recipe,
+        reader: WeightReader,
+        backend: Backend,
+        options: ProcessorOptions,
+    ) -> Encoder: ...
 
 
 def _open_safetensors(directory: Path) -> "SafetensorsFiles":
@@ -70,5 +98,8 @@ class Family:
     # The hidden_act that config.json may name; None: `fields` checks it.
     hidden_act: str | None = "silu"
     gguf: GgufFamily | None = None
+    # How images and videos become tokens and embeddings; None: the models take text only.
+    recipe: MakeRecipe | None = None
+    encoder: MakeEncoder | None = None
     # Opens a directory's safetensors files and presents tensors as the model reads them.
     open_files: "Callable[[Path], SafetensorsFiles]" = _open_safetensors

@@ -9,12 +9,15 @@ import torch
 from configs.options import Options
 from kernels.shard import ALL_LAYERS, WHOLE, Shard, Stage
 from protos import inference_pb2
+from runtime.media.recipes.registry import recipe_to_json
 from runtime.wire import octavo_version
+from worker.encoders.sizes import ItemMemory
 from worker.errors import PermanentError
 from worker.layers.kv_cache import DrafterBlocks, KVCache, automatic_block_size, block_sizes_of
 from worker.model_config import ModelConfig
-from worker.models.loader import LoadedModel
+from worker.models.loader import LoadedModel, WantedItems
 from worker.sampling.grammars import Grammars
+from worker.step.items import ItemTokens
 from worker.step.rows import Rows
 
 _log = logging.getLogger("octavo.worker")
@@ -115,6 +118,7 @@ def model_info(
         octavo_version=octavo_version(),
         grammar_engine="" if grammars is None else grammars.version,
         carries_states=config.recurrence is not None,
+        media_json="" if loaded.recipe is None else recipe_to_json(loaded.recipe),
     )
 
 
@@ -131,6 +135,22 @@ def make_rows(
         vocab_size=loaded.config.vocab_size,
         eos_token_ids=loaded.config.eos_token_ids,
         grammars=grammars,
+        item_tokens=item_tokens(loaded),
+    )
+
+
+def item_tokens(loaded: LoadedModel) -> ItemTokens | None:
+    """Returns how rows have images and videos; None: the model takes none."""
+    if loaded.recipe is None:
+        return None
+    config = loaded.config
+    return ItemTokens(embedded=config.embedded_token_ids, has_axes=config.mrope_section is not None)
+
+
+def wanted_items(options: Options) -> WantedItems:
+    """Returns the images and videos that the options ask for."""
+    return WantedItems(
+        limits=options.limit_mm_per_prompt, processor=options.mm_processor_kwargs, tokenizer=options.tokenizer
     )
 
 
@@ -188,16 +208,22 @@ def resolve_num_blocks(
     shard: Shard = WHOLE,
     stage: Stage = ALL_LAYERS,
     drafter: DrafterBlocks | None = None,
+    items: ItemMemory | None = None,
 ) -> int:
     """Returns how many blocks a rank can allocate, from num_blocks_override or kv_cache_memory, without the null block.
+    items: what images and videos take of kv_cache_memory.
 
     Raises ValueError, naming the option, if there is room for none.
     """
     if options.num_blocks_override:
         return options.num_blocks_override
+    of_items = 0 if items is None else items.num_bytes
+    left = int(options.kv_cache_memory * 2**30) - of_items
+    if items is not None and left < 2 * KVCache.block_bytes(config, options.block_size, dtype, shard, stage):
+        raise PermanentError(items.no_room(options))
     num_blocks = KVCache.num_blocks_for(
         config,
-        num_bytes=int(options.kv_cache_memory * 2**30),
+        num_bytes=left,
         block_size=options.block_size,
         dtype=dtype,
         shard=shard,

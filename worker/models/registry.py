@@ -16,7 +16,9 @@ from worker.models.families.mamba2 import MAMBA2
 from worker.models.families.mixtral import MIXTRAL, QWEN2_MOE, QWEN3_MOE
 from worker.models.families.olmo2 import OLMO2, OLMO3
 from worker.models.families.phi3 import PHI3
+from worker.models.families.qwen2_vl import QWEN2_VL
 from worker.models.families.qwen3_next import QWEN3_NEXT
+from worker.models.families.smolvlm import SMOLVLM
 from worker.models.family import Family, GgufFamily
 from worker.models.library.decoder import LibraryDecoder
 
@@ -41,10 +43,12 @@ FAMILIES = (
     PHI3,
     QWEN2,
     QWEN2_MOE,
+    QWEN2_VL,
     QWEN3,
     QWEN3_MOE,
     QWEN3_NEXT,
     SMOLLM3,
+    SMOLVLM,
 )
 
 _BY_ARCHITECTURE = {name: family for family in FAMILIES for name in family.architectures}

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NoReturn
 import zmq
 from google.protobuf.message import DecodeError
 
-from configs import features
 from protos import step_pb2
 from worker.errors import CollectiveError, PermanentError, PlanError, StepError
 from worker.process.link import Link, Wakeup
 from worker.process.plan_chain import PlanChain
+from worker.process.ready import make_ready
 from worker.process.status import HeartbeatThread, WorkerMetrics, WorkerStatus
 from worker.step.runner import PendingResult, StepRunner
 
@@ -177,6 +177,7 @@ class WorkerLoop:
                 if frames is not None:
                     self._handle(frames)
                 self._send_results()
+                self._send_prepared()
             except (PlanError, StepError) as error:
                 self._fail_epoch(error)
             else:
@@ -199,6 +200,8 @@ class WorkerLoop:
                     self._reset(message.reset)
             case "shutdown":
                 self._shut_down(message.shutdown)
+            case "item":
+                self._prepare(message.item)
             case "probe":
                 pass
             case _:
@@ -232,15 +235,7 @@ class WorkerLoop:
         self._chain = PlanChain()
         self._is_ready = True
         self._status.set(step_pb2.WORKER_STATE_IDLE, epoch=reset.epoch, step=0, progress=1.0)
-        ready = step_pb2.Ready(
-            epoch=reset.epoch,
-            rank=self._rank,
-            model=self._runner.model_info,
-            num_swap_blocks=self._runner.num_swap_blocks,
-            features=sorted(features.of_worker(self._runner.model_info)),
-            holds_constrained=self._runner.holds_constrained,
-            drafter=self._runner.drafter,
-        )
+        ready = make_ready(self._runner, epoch=reset.epoch, rank=self._rank)
         self._link.send(step_pb2.WorkerToScheduler(ready=ready))
         _log.info("ready for epoch %d", reset.epoch)
 
@@ -293,6 +288,23 @@ class WorkerLoop:
         except Exception as error:  # noqa: BLE001 - whatever it is, the scheduler must hear of it
             self._fail_step(plan, error)
         self._in_flight.append(_Step(plan, pending, arrival))
+
+    def _prepare(self, message: step_pb2.ItemToEncode) -> None:
+        if message.epoch != self._epoch or not self._is_ready:
+            _log.debug("item %d is dropped: it is of epoch %d, not %d", message.number, message.epoch, self._epoch)
+            return
+        assert self._runner is not None
+        if self._runner.items is None:
+            raise PlanError(f"item: {message.number} comes to a rank that encodes no items")
+        self._runner.items.prepare(message, self._wakeup.notify)
+
+    def _send_prepared(self) -> None:
+        if not self._is_ready or self._runner is None or self._runner.items is None:
+            return
+        for number, error in self._runner.items.take_done():
+            prepared = step_pb2.ItemPrepared(epoch=self._epoch, rank=self._rank, number=number, error=error)
+            if not self._link.send(step_pb2.WorkerToScheduler(item=prepared)):
+                raise PlanError(f"item: that {number} is prepared can't be sent: the scheduler receives nothing")
 
     def _send_results(self, *, most_left: int | None = None) -> None:
         """Sends the results of steps that are done, in order. most_left: waits until at most this many steps are in

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from worker.step.inputs import BatchRows, Scheduled
+from worker.step.items import EmbeddedTokens, ItemRows
 
 if TYPE_CHECKING:
     # Not imported at run time: rows need protobuf, and models must also work without it.
@@ -24,8 +25,8 @@ class InputBatch:
     The arrays keep their addresses from step to step, so kernel calls recorded with them are valid in all steps.
     """
 
-    def __init__(self, *, max_tokens: int, max_rows: int, max_blocks: int) -> None:
-        """max_blocks: the most blocks of a row."""
+    def __init__(self, *, max_tokens: int, max_rows: int, max_blocks: int, has_axes: bool = False) -> None:
+        """max_blocks: the most blocks of a row. has_axes: the model's positions have three axes (M-RoPE)."""
         self.max_tokens, self.max_rows, self.max_blocks = max_tokens, max_rows, max_blocks
         # Entries of the arrays that this step uses. Pages of the arrays cost memory only once they are written.
         self.num_tokens = self.num_rows = self.num_blocks = self.num_logits = 0
@@ -33,6 +34,13 @@ class InputBatch:
         self.num_tokens_D: Sequence[int] = ()
         self.token_ids = np.zeros(max_tokens, np.int64)
         self.positions = np.zeros(max_tokens, np.int64)
+        # What rope rotates by, where the axes of each token are equal.
+        self.rope_positions = np.zeros(max_tokens, np.int64) if has_axes else self.positions
+        # Int64 [3, T]: what rope rotates by in this step. None: rope_positions.
+        self.rope_positions_AT: np.ndarray | None = None
+        # Tokens that embeddings of items replace, and these embeddings [M, E]: the caller sets them on the first stage.
+        self.embedded: EmbeddedTokens | None = None
+        self.embeddings_ME: torch.Tensor | None = None
         self.slots = np.zeros(max_tokens, np.int64)
         self.starts = np.zeros(max_rows + 1, np.int32)
         self.context_lens = np.zeros(max_rows, np.int32)
@@ -98,6 +106,18 @@ class InputBatch:
         return torch.from_numpy(self.positions[: self.num_tokens])
 
     @property
+    def rope_T(self) -> torch.Tensor:
+        """int64 [T], or [3, T] (time, height, width): positions that rope rotates by."""
+        if self.rope_positions_AT is not None:
+            return torch.from_numpy(self.rope_positions_AT)
+        return torch.from_numpy(self.rope_positions[: self.num_tokens])
+
+    @property
+    def is_special(self) -> bool:
+        """True if the step makes other kernel calls than steps of text."""
+        return self.embedded is not None or self.rope_positions_AT is not None
+
+    @property
     def slots_T(self) -> torch.Tensor:
         """int64, block id * block_size + offset: where each token's KV is written."""
         return torch.from_numpy(self.slots[: self.num_tokens])
@@ -133,7 +153,7 @@ class GpuBatch:
     """
 
     token_ids_T: torch.Tensor  # int32
-    positions_T: torch.Tensor  # int32, within the sequence
+    positions_T: torch.Tensor  # int32, within the sequence; of rows with items, shifted as rope needs it
     slots_T: torch.Tensor  # int64, block id * block size + offset
     rows_S: torch.Tensor  # int32, indices into R
     query_starts: torch.Tensor  # int32 [S + 1]
@@ -141,6 +161,11 @@ class GpuBatch:
     block_tables_RB: torch.Tensor  # int32, of all permanent rows
     # The most tokens of a row in this step.
     max_query_len: int
+    # int32 [3, T]: what rope rotates by (time, height, width). None: positions_T, on all axes.
+    rope_positions_AT: torch.Tensor | None = None
+    # Tokens embedded_places_M (int64) have embeddings from elsewhere, [M, E]. Never in a graph.
+    embedded_places_M: torch.Tensor | None = None
+    embeddings_ME: torch.Tensor | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -207,7 +232,24 @@ def build_batch(rows: "Rows", scheduled: Scheduled, batch: InputBatch) -> BatchR
         block_tables_SB=rows.block_ids_RB[rows_S, :num_blocks],
         logit_indices=logit_indices,
     )
+    if rows.items is not None:
+        put_items(rows.items, rows_S, batch)
     return batch_rows
+
+
+def put_items(items: ItemRows, rows_S: np.ndarray, batch: InputBatch) -> None:
+    """Completes a batch that is otherwise filled, for a model that takes items."""
+    positions_T = batch.positions[: batch.num_tokens]
+    step = items.of_step(rows_S, batch.query_starts, positions_T)
+    batch.embedded, batch.embeddings_ME = (None if step is None else step.embedded), None
+    batch.rope_positions_AT = None if step is None else step.positions_AT
+    if batch.rope_positions is batch.positions:
+        return
+    rope_positions_T = batch.rope_positions[: batch.num_tokens]
+    if items.has_any:
+        np.add(positions_T, items.shift_R[rows_S].repeat(np.diff(batch.query_starts)), out=rope_positions_T)
+    else:
+        rope_positions_T[:] = positions_T
 
 
 def _with_drafts(last_N: np.ndarray, num_drafts_N: np.ndarray) -> np.ndarray:

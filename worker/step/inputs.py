@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from worker.sampling.features import RowSampling
 
@@ -49,6 +50,19 @@ class StepInputs:
     # Each of these was free before, or is in freed_rows.
     new_rows: Sequence[RowSampling] = ()
     table_changes: TableChanges | None = None
+    # --- Images and videos.
+    # What is added to the positions of each row's tokens, where positions have three axes. None: nothing, for all rows.
+    rope_shifts_S: np.ndarray | None = None
+    # int32 [3, T]: positions by time, height and width. None: all axes of a token's position are equal.
+    rope_positions_AT: np.ndarray | None = None
+    # Tokens embedded_places_M (int64, indices into T) have these embeddings, on the device. None: no token has.
+    embedded_places_M: np.ndarray | None = None
+    embeddings_ME: torch.Tensor | None = None
+
+    @property
+    def has_items(self) -> bool:
+        """True if the step computes tokens of items, or of a prompt with items."""
+        return self.rope_positions_AT is not None or self.embedded_places_M is not None
 
     @property
     def only_decodes(self) -> bool:

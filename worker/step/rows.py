@@ -12,6 +12,7 @@ from worker.errors import PlanError
 from worker.sampling.grammars import Grammars
 from worker.sampling.state import SamplingState
 from worker.step.inputs import LAST_SAMPLED, RowChanges, Scheduled
+from worker.step.items import ItemRows, ItemTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +49,10 @@ class Rows:
         vocab_size: int,
         eos_token_ids: frozenset[int],
         grammars: Grammars | None = None,
+        item_tokens: ItemTokens | None = None,
     ) -> None:
         """num_blocks: blocks that can be allocated, numbered from 1. grammars: None if the rows can have no constraint,
-        or do not sample here."""
+        or do not sample here. item_tokens: None if the rows can have no images and videos."""
         self.max_num_seqs, self.max_num_batched_tokens = max_num_seqs, max_num_batched_tokens
         self.max_model_len, self.block_size = max_model_len, block_size
         self.num_blocks, self.vocab_size = num_blocks, vocab_size
@@ -68,6 +70,7 @@ class Rows:
         self.sampling = SamplingState(
             num_rows=max_num_seqs, vocab_size=vocab_size, eos_token_ids=eos_token_ids, grammars=grammars
         )
+        self.items = None if item_tokens is None else ItemRows(item_tokens, max_num_seqs)
         self._spoiled_blocks: list[np.ndarray] = []
         self._changes: RowChanges | None = None
 
@@ -156,6 +159,8 @@ class Rows:
         self.block_ids_RB[row, : self.num_blocks_R[row]] = 0
         self.num_blocks_R[row] = self.num_tokens_R[row] = self.num_computed_tokens_R[row] = 0
         self.sampling.clear(row)
+        if self.items is not None:
+            self.items.free(row)
 
     def _computed_blocks(self, row: int) -> np.ndarray:
         return self.block_ids_RB[row, : -(-self.num_computed_tokens_R[row] // self.block_size)]
@@ -180,6 +185,10 @@ class Rows:
         if (largest := token_ids.max()) >= self.vocab_size:
             raise PlanError(f"new_rows: row {row} has token id {largest}; vocab_size is {self.vocab_size}")
         prompt, output = np.split(token_ids, [new.num_prompt_tokens])
+        if new.items:
+            if self.items is None:
+                raise PlanError(f"new_rows: row {row} has {len(new.items)} items; the model here takes text only")
+            self.items.fill(new, prompt)
         self.changes.new_rows.append(self.sampling.set(row, new.sampling, new.choice, prompt, output))
         self.token_ids_RL[row, :num_tokens] = token_ids
         self.num_tokens_R[row] = num_tokens

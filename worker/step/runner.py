@@ -45,6 +45,24 @@ class DoneResult:
         callback()
 
 
+class PreparesItems(Protocol):
+    """What makes the encoder's inputs, beside the steps: worker.encoders.items.Items."""
+
+    @property
+    def cache_size(self) -> int:
+        """Embeddings that the rank keeps."""
+        ...
+
+    def prepare(self, message: step_pb2.ItemToEncode, when_done: Callable[[], None]) -> None:
+        """Queues an item. when_done: called on another thread once `take_done` has an answer. Raises PlanError."""
+        ...
+
+    def take_done(self) -> list[tuple[int, str]]:
+        """Returns the items that are done and not yet returned: each one's number, and why it can't be encoded; empty:
+        it can."""
+        ...
+
+
 class StepRunner(Protocol):
     """One rank's model, KV cache and rows: worker.cpu.runner.Runner on a CPU, worker.gpu.runner.GpuRunner on a GPU."""
 
@@ -55,6 +73,11 @@ class StepRunner(Protocol):
 
     @property
     def num_swap_blocks(self) -> int: ...
+
+    @property
+    def items(self) -> "PreparesItems | None":
+        """Prepares images and videos. None: this rank encodes none."""
+        ...
 
     @property
     def drafter(self) -> str:

@@ -7,6 +7,7 @@
 #include "../../linear/linear.h"
 #include "../../linear/dots/quantized.h"
 #include "../../attention/latent/mla_attention.h"
+#include "../../attention/packed/packed_attention.h"
 #include "../../attention/paged/attention.h"
 #include "../../attention/paged/work.h"
 #include "../../attention/recurrent/recurrent.h"
@@ -136,6 +137,12 @@ OCTAVO_EXPORT void octavo_mla_attention(const MlaStep* step, const float* q, con
                                         float* out) {
     if (step->bf16_cache) return mla_attention(*step, q, static_cast<const bf16*>(cache), scale, out);
     mla_attention(*step, q, static_cast<const float*>(cache), scale, out);
+}
+
+OCTAVO_EXPORT void octavo_packed_attention(const int32_t* starts, int64_t sequences, const float* q, const float* k,
+                                           const float* v, int64_t stride, int64_t heads, int64_t head_size,
+                                           float scale, float* out) {
+    packed_attention<Vector>(starts, sequences, q, k, v, stride, heads, head_size, scale, out);
 }
 
 OCTAVO_EXPORT void octavo_recurrent(const RecurrentLayer* layer, const float* x, int64_t tokens, float* cache,

@@ -1,6 +1,7 @@
 """The HTTP endpoints."""
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
@@ -156,9 +157,13 @@ class Gateway:
     # --- Completions
 
     async def _complete(self, kind: Kind, request: Request) -> Response:
+        with contextlib.ExitStack() as held:
+            return await self._completed(kind, request, held)
+
+    async def _completed(self, kind: Kind, request: Request, held: contextlib.ExitStack) -> Response:
         request_id = request_id_of(request)
-        asked = await self._bodies.parse(request, kind, request_id)
-        messages, form, tokens = asked.requests, asked.form, self._intake.tokenizer.tokenizer
+        asked = await self._bodies.parse(request, kind, request_id, held)
+        messages, form, tokens = asked.take_requests(), asked.form, self._intake.tokenizer.tokenizer
         if parse_outputs(self._intake, messages):
             form = parsed(form)
         request_id = messages[0].request_id if len(messages) == 1 else request_id
@@ -190,6 +195,7 @@ class Gateway:
         return {"id": name, "created": int(time.time()), "model": self._intake.model.name}
 
     async def _answer(self, request: Request, messages: list[pb.GenerateRequest], form: Form, reply: Reply) -> Response:
+        request_id = messages[0].request_id
         events = events_of(self._intake, messages)
         if form.stream_interval > 1 and form.is_stream:
             events = in_intervals(events, form.stream_interval)
@@ -203,7 +209,7 @@ class Gateway:
         except BaseException:
             await events.aclose()
             raise
-        return EventStream(_sse_chunks(first, events, reply, request_id=messages[0].request_id), events)
+        return EventStream(_sse_chunks(first, events, reply, request_id=request_id), events)
 
     async def _with_prompt_text(self, events: AsyncGenerator[Event, None], reply: Reply) -> AsyncGenerator[Event, None]:
         async with aclosing(events):
@@ -237,18 +243,20 @@ class Gateway:
         return answer
 
     async def _tokens(self, request: Request, kind: Kind) -> tuple[Parsed, list[int]]:
-        asked = await self._bodies.parse(request, kind, request_id_of(request))
-        (message,) = asked.messages
-        assert isinstance(message, pb.TokenizeRequest)
-        self._check_model(message.model)
-        return asked, await self._intake.tokenize(message)
+        with contextlib.ExitStack() as held:
+            asked = await self._bodies.parse(request, kind, request_id_of(request), held)
+            (message,) = asked.messages
+            assert isinstance(message, pb.TokenizeRequest)
+            self._check_model(message.model)
+            return asked, await self._intake.tokenize(message)
 
     async def _detokenize(self, request: Request) -> Response:
-        asked = await self._bodies.parse(request, "detokenize", request_id_of(request))
-        (message,) = asked.messages
-        assert isinstance(message, pb.DetokenizeRequest)
-        self._check_model(message.model)
-        return JSONResponse({"prompt": await self._intake.detokenize(message)})
+        with contextlib.ExitStack() as held:
+            asked = await self._bodies.parse(request, "detokenize", request_id_of(request), held)
+            (message,) = asked.messages
+            assert isinstance(message, pb.DetokenizeRequest)
+            self._check_model(message.model)
+            return JSONResponse({"prompt": await self._intake.detokenize(message)})
 
     def _check_model(self, name: str) -> None:
         check_model_name(name, self._intake.model_name)

@@ -36,6 +36,9 @@ MODEL_NOT_FOUND = "model_not_found"
 # OpenAI's codes, by which its clients tell errors of one status apart.
 _CODES = {UnknownModel: MODEL_NOT_FOUND, Unauthenticated: "invalid_api_key"}
 # Most messages begin with the field, named as in gRPC's messages.
+# The place of an item, and the options of items, which have other names here.
+_ITEM = re.compile(r"\bchat\.messages\[(\d+)\]\.parts\[(\d+)\]\.item\.(?:image|video)")
+_NAMES = {"item_options": "mm_processor_kwargs"}
 _FIELD = re.compile(r"(?:sampling\.|chat\.)?([a-z_]+)(?:\[\d+\])?(?:\.\w+)?(?:=| is | has )")
 
 
@@ -75,8 +78,12 @@ def body_of(error: BaseException) -> dict[str, Any]:
     message = str(error) if isinstance(error, BadRequestError) else status_of(error)[1]
     if isinstance(error, BadRequestError):
         param, code = error.param, error.code
-    elif isinstance(error, RequestError) and status is HTTPStatus.BAD_REQUEST and (named := _FIELD.match(message)):
-        param = named[1]
+    elif isinstance(error, RequestError) and status is HTTPStatus.BAD_REQUEST:
+        message, is_items = _ITEM.subn(r"messages.\1.content.\2", message)
+        for name, own in _NAMES.items():
+            message = message.replace(name, own)
+        named = _FIELD.match(message)
+        param = "messages" if is_items else None if named is None else named[1]
     if status is HTTPStatus.TOO_MANY_REQUESTS:
         kind = "rate_limit_error"
     else:

@@ -48,19 +48,21 @@ async def in_intervals(events: AsyncGenerator[Event, None], num_tokens: int) -> 
                 waiting[place] = chunk
 
 
-async def events_of(intake: Intake, messages: Sequence[pb.GenerateRequest]) -> AsyncGenerator[Event, None]:
-    """Yields the events of all messages. Closing it ends the streams.
+async def events_of(intake: Intake, messages: list[pb.GenerateRequest]) -> AsyncGenerator[Event, None]:
+    """Yields the events of all messages, which are taken out of the list: they may be large, and streams may last.
+    Closing it ends the streams.
 
     Raises RequestError. If one of several streams fails, the others end, as in vLLM, and the error names its prompt.
     """
-    if len(messages) == 1:
-        async with aclosing(_events(intake, messages[0])) as events:
+    count = len(messages)
+    if count == 1:
+        async with aclosing(_events(intake, messages)) as events:
             async for event in events:
                 yield 0, event
         return
     queue: asyncio.Queue[tuple[int, pb.GenerateResponse | Exception | None]] = asyncio.Queue(1)
 
-    async def pass_on(index: int, message: pb.GenerateRequest) -> None:
+    async def pass_on(index: int, message: list[pb.GenerateRequest]) -> None:
         try:
             async with aclosing(_events(intake, message)) as events:
                 async for event in events:
@@ -68,12 +70,12 @@ async def events_of(intake: Intake, messages: Sequence[pb.GenerateRequest]) -> A
             await queue.put((index, None))
         except RequestError as error:
             # Kept at the end: clients know a field by the message's beginning.
-            error.args = (f"{error} (prompt {index + 1} of {len(messages)}; the other prompts end with it)",)
+            error.args = (f"{error} (prompt {index + 1} of {count}; the other prompts end with it)",)
             await queue.put((index, error))
         except Exception as error:  # noqa: BLE001 - the reader of the queue raises it
             await queue.put((index, error))
 
-    tasks = [asyncio.create_task(pass_on(index, message)) for index, message in enumerate(messages)]
+    tasks = [asyncio.create_task(pass_on(index, [messages.pop(0)])) for index in range(count)]
     num_open = len(tasks)
     try:
         while num_open:
@@ -90,8 +92,9 @@ async def events_of(intake: Intake, messages: Sequence[pb.GenerateRequest]) -> A
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _events(intake: Intake, message: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
-    async with intake.open(message, None) as stream:
+async def _events(intake: Intake, message: list[pb.GenerateRequest]) -> AsyncGenerator[pb.GenerateResponse, None]:
+    """message: one, which is taken out."""
+    async with intake.open(message.pop(), None) as stream:
         events = await _first_of(stream.outbox)
         while events:
             for event in events:

@@ -1,5 +1,6 @@
 """The endpoints of OpenAI's Responses API."""
 
+import contextlib
 import functools
 import logging
 import time
@@ -34,6 +35,9 @@ log = logging.getLogger("octavo.router.gateway")
 # A longer conversation can't be continued: reading it would hold up other streams.
 MAX_STORED_BYTES = 8 * 2**20
 
+# A part of a message that is an image to fetch.
+_URL = "image_url"
+
 # Writes a response to the store, if that is asked for.
 _Keep = Callable[[], Awaitable[None]]
 
@@ -45,17 +49,26 @@ class _Said(msgspec.Struct, array_like=True):
     calls: tuple[tuple[str, str, str], ...] = ()
     call_id: str = ""
     reasoning: str = ""
+    # Type and text or URL of each, of a message with images; files of the request's own are left out.
+    parts: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, message: pb.ChatMessage) -> Self:
         calls = tuple((call.id, call.name, call.arguments) for call in message.tool_calls)
-        return cls(message.role, message.content, calls, message.tool_call_id, message.reasoning)
+        parts = tuple(
+            (_URL, part.item.image.url) if part.HasField("item") else ("text", part.text) for part in message.parts
+        )
+        return cls(message.role, message.content, calls, message.tool_call_id, message.reasoning, parts)
 
     def message(self) -> pb.ChatMessage:
         calls = [pb.ToolCall(id=call_id, name=name, arguments=arguments) for call_id, name, arguments in self.calls]
         return pb.ChatMessage(
             role=self.role,
             content=self.text,
+            parts=[
+                pb.ContentPart(item=pb.Item(image=pb.Image(url=text))) if kind == _URL else pb.ContentPart(text=text)
+                for kind, text in self.parts
+            ],
             tool_calls=calls,
             tool_call_id=self.call_id,
             reasoning=self.reasoning,
@@ -79,23 +92,40 @@ class Responses:
         ]
 
     async def _create(self, request: Request) -> Response:
-        asked = await self._bodies.parse(request, "response", request_id_of(request))
-        form, (message,) = asked.form, asked.requests
+        with contextlib.ExitStack() as held:
+            return await self._created(request, held)
+
+    async def _created(self, request: Request, held: contextlib.ExitStack) -> Response:
+        asked = await self._bodies.parse(request, "response", request_id_of(request), held)
+        form, messages = asked.form, asked.take_requests()
+        (message,) = messages
         assert isinstance(form, ResponseForm)
-        if parse_outputs(self._intake, [message]):
+        if parse_outputs(self._intake, messages):
             form = replace(form, is_parsed=True)
         said = list(map(_Said.of, message.chat.messages[form.has_instructions :]))
+        # A stored conversation has no files: they would take the place of thousands of others.
+        can_be_stored = not any(
+            part.item.image.HasField("data") for each in message.chat.messages for part in each.parts
+        )
         if form.previous:
-            said = await self._conversation(form.previous) + said
+            earlier = await self._conversation(form.previous)
+            said = earlier + said
+            own = list(message.chat.messages[form.has_instructions :])
             del message.chat.messages[form.has_instructions :]
-            message.chat.messages.extend(each.message() for each in said)
+            message.chat.messages.extend(each.message() for each in earlier)
+            message.chat.messages.extend(own)
         response_id, model = f"resp_{uuid.uuid4().hex}", self._intake.model.name
         reply = ResponseReply(form, response_id, int(time.time()), model, self._intake.tokenizer.tokenizer)
         keep = functools.partial(self._keep, response_id, reply, said) if form.is_stored else _keep_nothing
-        events = events_of(self._intake, [message])
+        if form.is_stored and not can_be_stored:
+            reply.not_stored()
+            keep = _keep_nothing
+        request_id = message.request_id
+        del message
+        events = events_of(self._intake, messages)
         try:
             if form.is_stream:
-                answer = await _stream(events, reply, keep, message.request_id)
+                answer = await _stream(events, reply, keep, request_id)
             else:
                 answer = await answered(request, _whole(events, reply, keep))
         except OUTPUT_ERRORS as error:

@@ -32,7 +32,7 @@ class PrefixAware:
         if len(loads) == 1:
             return 0, "only"
         index = self.prefix_index
-        names = hash_prompt_blocks(hints.token_ids, index.block_size, scope_of(hints.cache_salt))
+        names = hash_prompt_blocks(hints.token_ids, index.block_size, scope_of(hints.cache_salt), hints.items)
         found = index.num_cached_blocks(names)
         cached = {i: index.block_size * found.get(loads[i].replica, 0) for i in ready(loads)}
         costs = {i: loads[i].num_tokens - num_tokens for i, num_tokens in cached.items()}

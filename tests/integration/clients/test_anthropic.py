@@ -114,12 +114,12 @@ async def test_an_answer_that_has_begun_goes_on(client: anthropic.AsyncAnthropic
 
 async def test_tools_reach_the_template_as_openais_do(http: httpx.AsyncClient) -> None:
     """SmolLM2's template shows no tools, so this looks at the message that the gateway makes."""
-    (message,) = parse("messages", _json({**ASKED, "tools": [TOOL]}), "r", is_strict=True).requests
+    (message,) = parse("messages", _json({**ASKED, "tools": [TOOL]}), "r", is_strict=True).take_requests()
     (tool,) = message.chat.tools
     assert (tool.name, tool.description) == (TOOL["name"], TOOL["description"])
     assert json.loads(tool.parameters_json) == TOOL["input_schema"]
     none = {**ASKED, "tools": [TOOL], "tool_choice": {"type": "none"}, "output_config": {"effort": "low"}}
-    (message,) = parse("messages", _json(none), "r", is_strict=True).requests
+    (message,) = parse("messages", _json(none), "r", is_strict=True).take_requests()
     assert not message.chat.tools
     assert json.loads(message.chat.template_arguments_json) == {"reasoning_effort": "low"}
     automatic = {"type": "auto", "disable_parallel_tool_use": True}
@@ -200,7 +200,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ("max_tokens", None, "max_tokens: Field required"),
         ("max_tokens", 5000, "max_tokens=5000 after a prompt"),
         ("messages", [], "messages: List should have at least 1"),
-        ("messages", [{"role": "user", "content": [IMAGE]}], "messages.0.content.0: type='image': this API takes text"),
+        ("messages", [{"role": "user", "content": [IMAGE]}], "messages.0.content.0.source: its base64"),
         ("messages", [{"role": "user", "content": [{"type": "text"}]}], "a block of type text needs text"),
         ("messages", [{"role": "robot", "content": "x"}], "messages.0.role"),
         ("system", [IMAGE], "system.0: type='image'"),

@@ -146,7 +146,7 @@ async def test_messages_have_any_role_and_any_key_and_parts_of_text(
     image = {"type": "image_url", "image_url": {"url": "http://nowhere"}}
     refused = await http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": [image]}]})
     assert refused.status_code == 400
-    assert "this API takes text only" in refused.json()["error"]["message"]
+    assert "this model takes text only" in refused.json()["error"]["message"]
 
 
 # --- The answer

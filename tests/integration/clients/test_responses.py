@@ -172,7 +172,7 @@ async def test_a_long_input_is_truncated_only_if_asked(client: openai.AsyncOpenA
         ({"tools": [{"type": "web_search"}]}, "tools", "type='web_search'"),
         ({"input": [{"type": "function_call", "call_id": "1"}]}, "input", "an item of type function_call needs name"),
         ({"input": [{"type": "file_search_call"}]}, "input", "type='file_search_call'"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "type='input_image'"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "input_image needs image_url"),
         ({"input": 3}, "input", ""),
         ({"metadata": {"a": 1}}, "metadata", ""),
         ({"conversation": "c"}, "conversation", "previous_response_id"),

@@ -41,7 +41,7 @@ def test_what_is_no_prompt_is_refused(prompt: list) -> None:
 
 def test_a_message_needs_role_and_content() -> None:
     for message in ({"role": "user"}, {"content": "x", "name": "x"}, {"role": "user", "content": 1}):
-        with pytest.raises(InvalidRequest, match="a message has a role and a content, both text, but one has "):
+        with pytest.raises(InvalidRequest, match="a message has a role and a content, text or parts, but one has "):
             generate_request([message], None, {})
 
 

@@ -13,7 +13,8 @@ from tests.fakes.fake_runner import fake_runner
 from tests.fakes.gpu.gpu_model import FakeGpuModel, fake_kv_cache
 from tests.support.scheduler.steps import decodes, said
 from worker.device.device import Device, InterpretedDevice
-from worker.gpu.engine import GpuEngine, StepGraphs
+from worker.gpu.engine import GpuEngine
+from worker.gpu.executor import StepGraphs
 from worker.gpu.pending import PendingStep
 from worker.sampling.feature import NewRow
 from worker.sampling.features import RowSampling, resolve_sampling

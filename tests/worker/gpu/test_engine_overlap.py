@@ -140,7 +140,7 @@ def test_results_larger_than_ever_are_received() -> None:
 
 @dataclass
 class Bodies:
-    """A worker.gpu.engine.StepGraphs of 2 and 4 rows, or 4, 8 and 12 tokens with drafts, that runs the engine's own
+    """A worker.gpu.executor.StepGraphs of 2 and 4 rows, or 4, 8 and 12 tokens with drafts, that runs the engine's own
     bodies, as a replay would, and pieces of 16 tokens. `calls` records what ran."""
 
     run: EngineRun | None = None

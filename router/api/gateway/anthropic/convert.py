@@ -1,9 +1,18 @@
 """Converts Anthropic's requests to those of chats."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from router.api.gateway.anthropic.schemas import Block, CountTokensRequest, Message, MessagesRequest, TextBlock, Tool
+from router.api.gateway.anthropic.schemas import (
+    Block,
+    CountTokensRequest,
+    Message,
+    MessagesRequest,
+    ResultBlock,
+    TextBlock,
+    Tool,
+)
 from router.api.gateway.openai import schemas as openai
 from router.api.gateway.openai import tools as functions
 from router.api.gateway.openai.schemas import ChatCompletionRequest, TokenizeChatRequest
@@ -82,7 +91,8 @@ def _turns_of(message: Message) -> list[openai.Message]:
         if said:
             turns.append(_said(message.role, said))
             said = []
-        turns.append(_turn("tool", _text_of(block.content), tool_call_id=block.tool_use_id))
+        content = block.content if isinstance(block.content, str) else _content(block.content)
+        turns.append(_turn("tool", content, tool_call_id=block.tool_use_id))
     if said or not turns:
         turns.append(_said(message.role, said))
     return turns
@@ -100,11 +110,24 @@ def _said(role: str, blocks: list[Block]) -> openai.Message:
         if block.type == "tool_use"
     ]
     reasoning = "".join(block.thinking for block in blocks)
-    return _turn(role, "".join(block.text for block in blocks), tool_calls=calls or None, reasoning=reasoning or None)
+    return _turn(role, _content(blocks), tool_calls=calls or None, reasoning=reasoning or None)
 
 
-def _turn(role: str, text: str, **fields: Any) -> openai.Message:
-    return openai.Message.model_construct(role=role, content=text, **fields)
+def _content(blocks: Sequence[Block | ResultBlock]) -> str | list[openai.Part]:
+    """Returns what blocks say: text, or parts if there are images."""
+    if all(block.type != "image" for block in blocks):
+        return "".join(block.text for block in blocks)
+    parts: list[openai.Part] = []
+    for block in blocks:
+        if block.type == "image" and block.source is not None:
+            parts.append(openai.image_part(block.source.as_url))
+        elif block.text:
+            parts.append(openai.Part.model_construct(type="text", text=block.text))
+    return parts
+
+
+def _turn(role: str, content: str | list[openai.Part], **fields: Any) -> openai.Message:
+    return openai.Message.model_construct(role=role, content=content, **fields)
 
 
 def _text_of(content: str | list[TextBlock]) -> str:

@@ -18,6 +18,8 @@ _TYPES = {
 }
 # What gRPC's messages begin with, where the field has another name here.
 _FIELDS = {"thinking_token_budget": "thinking.budget_tokens"}
+# How the place of an image ends, which has another name here.
+_IMAGE = ".image_url.url"
 
 
 def is_anthropics(path: str) -> bool:
@@ -32,4 +34,5 @@ def message_error(error: BaseException) -> dict[str, Any]:
     for name, own in _FIELDS.items():
         if message.startswith(name):
             message = own + message.removeprefix(name)
+    message = message.replace(_IMAGE, ".source")
     return {"type": "error", "error": {"type": _TYPES.get(status, kind), "message": message}}

@@ -68,7 +68,7 @@ class _Typed(Fields):
 
 
 class TextBlock(known(_BLOCK, _Typed)):
-    """A block of the system prompt, or of a tool's result."""
+    """A block of the system prompt."""
 
     type: str
     text: str = ""
@@ -77,11 +77,46 @@ class TextBlock(known(_BLOCK, _Typed)):
 _Text = str | Annotated[list[TextBlock], Field(fail_fast=True, max_length=_MAX_BLOCKS)]
 
 
+class Source(Fields):
+    """An image's file in base64, or a URL to fetch it from."""
+
+    type: Annotated[Literal["base64", "url"], only("base64", "url", why="there are no stored images")]
+    media_type: str = ""
+    data: str = ""
+    url: str = ""
+
+    @property
+    def as_url(self) -> str:
+        return self.url if self.type == "url" else f"data:{self.media_type};base64,{self.data}"
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        name = "url" if self.type == "url" else "data"
+        if not getattr(self, name):
+            words = {"type": self.type, "name": name}
+            raise PydanticCustomError("no_source", "a source of type {type} needs {name}", words)
+        return self
+
+
+class ResultBlock(known(_BLOCK, _Typed)):
+    """A block of a tool's result."""
+
+    needed: ClassVar[dict[str, tuple[str, ...]]] = {"text": ("text",), "image": ("source",)}
+
+    type: str
+    text: str = ""
+    source: Source | None = None
+
+
+_Result = str | Annotated[list[ResultBlock], Field(fail_fast=True, max_length=_MAX_BLOCKS)]
+
+
 class Block(known(_BLOCK | _RESULT, _Typed)):
     """A block of a message's content."""
 
     needed: ClassVar[dict[str, tuple[str, ...]]] = {
         "text": ("text",),
+        "image": ("source",),
         "tool_use": ("id", "name", "input"),
         "tool_result": ("tool_use_id",),
         "thinking": ("thinking",),
@@ -97,7 +132,9 @@ class Block(known(_BLOCK | _RESULT, _Typed)):
     input: dict[str, Any] = Field(default_factory=dict)
     # Its result.
     tool_use_id: str = ""
-    content: _Text = ""
+    content: _Result = ""
+    # An image.
+    source: Source | None = None
     # The text of a block of reasoning.
     thinking: str = ""
 

@@ -7,6 +7,7 @@ from pydantic_core import from_json
 from configs.sampling import LARGEST_LENGTH_PENALTY, MAX_BEAM_WIDTH, MAX_CHOICES, PARAMETERS
 from protos import inference_pb2 as pb
 from router.api.gateway.errors import BadRequestError
+from router.api.gateway.openai.media import image_of, video_of
 from router.api.gateway.openai.schemas import (
     BatchChatRequest,
     Chat,
@@ -96,6 +97,8 @@ def chat_message(request: ChatCompletionRequest, request_id: str) -> pb.Generate
     if request.max_completion_tokens is not None:
         message.sampling.max_tokens = request.max_completion_tokens or 1
     message.chat.CopyFrom(_chat(request))
+    if request.mm_processor_kwargs is not None:
+        message.item_options.CopyFrom(request.mm_processor_kwargs.options())
     add_tools(message.chat, request.tools, request.tool_choice, request.parallel_tool_calls)
     if not request.include_reasoning:
         message.include_reasoning = False
@@ -110,6 +113,10 @@ def tokenize_message(request: TokenizeRequest | TokenizeChatRequest) -> pb.Token
     if isinstance(request, TokenizeRequest):
         message.prompt = request.prompt
     else:
+        if request.mm_processor_kwargs is not None and request.mm_processor_kwargs.options().ByteSize():
+            raise BadRequestError(
+                "mm_processor_kwargs: tokens are counted with the server's own", param="mm_processor_kwargs"
+            )
         message.chat.CopyFrom(_chat(request))
         add_tools(message.chat, request.tools)
     return message
@@ -134,7 +141,8 @@ def _chat(request: Chat) -> pb.ChatPrompt:
     for index, each in enumerate(request.messages):
         chat.messages.add(
             role=each.role,
-            content=each.text,
+            content="" if each.has_media else each.text,
+            parts=_parts(each, f"messages.{index}", request) if each.has_media else (),
             fields_json=_fields(each),
             tool_calls=_calls(each, f"messages.{index}"),
             tool_call_id=each.tool_call_id or "",
@@ -153,6 +161,21 @@ def _chat(request: Chat) -> pb.ChatPrompt:
     if arguments:
         chat.template_arguments_json = json.dumps(arguments)
     return chat
+
+
+def _parts(message: Message, place: str, request: Chat) -> list[pb.ContentPart]:
+    """Raises BadRequestError."""
+    parts: list[pb.ContentPart] = []
+    rate = 0.0 if request.media_io_kwargs is None else request.media_io_kwargs.frames_per_second
+    for index, part in enumerate(() if isinstance(message.content, str) else message.content):
+        where = f"{place}.content.{index}.{part.type}.url"
+        if part.type == "image_url":
+            parts.append(pb.ContentPart(item=pb.Item(image=image_of(part.url, where))))
+        elif part.type == "video_url":
+            parts.append(pb.ContentPart(item=pb.Item(video=video_of(part.url, rate, where))))
+        else:
+            parts.append(pb.ContentPart(text=part.text or part.refusal))
+    return parts
 
 
 def _fields(message: Message) -> str:

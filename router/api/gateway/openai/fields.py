@@ -135,7 +135,7 @@ def known(kinds: dict[str, Any], base: type[Fields] = Fields) -> Any:
 
 
 FOR_OPENAI = no_effect("about OpenAI's own service")
-FOR_MEDIA = no_effect("about images, sounds and videos")
+FOR_MEDIA = no_effect("about how vLLM passes images on")
 HINT = no_effect("a hint that changes no token here")
 
 

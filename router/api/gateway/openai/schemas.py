@@ -17,6 +17,7 @@ from configs.sampling import (
     Parameter,
 )
 from router.api.gateway.openai.fields import FOR_MEDIA, FOR_OPENAI, HINT, Fields, at_most, known, refused
+from router.api.gateway.openai.media import MEDIA, ImageUrl, IoKwargs, ProcessorKwargs, VideoUrl, check_media
 from router.api.gateway.openai.structured import ResponseFormat, StructuredOutputs
 from router.api.gateway.openai.tools import ToolChoice, Tools
 from router.intake.validation import MAX_CHAT_MESSAGES
@@ -69,7 +70,7 @@ def _number(parameter: Parameter) -> tuple[object, Any]:
 
 
 _numbers: dict[str, Any] = {each.name: _number(each) for each in PARAMETERS}
-_NO_MEDIA = "this API takes text only"
+_NO_MEDIA = "this API takes text and images only"
 # Fields that are known and not honoured, by request. The first ones have no effect; the others are refused.
 _COMMON = {
     "user": FOR_OPENAI,
@@ -98,10 +99,6 @@ _COMMON = {
 }
 _COMPLETION = {
     "prompt_embeds": refused(_NO_MEDIA),
-}
-_TEMPLATE = {
-    "media_io_kwargs": FOR_MEDIA,
-    "mm_processor_kwargs": FOR_MEDIA,
 }
 _CHAT = {
     "prediction": HINT,
@@ -188,11 +185,23 @@ class Part(Fields):
     type: str = "text"
     text: str = ""
     refusal: str = ""
+    # Clients send an image's URL bare, too.
+    image_url: ImageUrl | str | None = None
+    video_url: VideoUrl | None = None
     # Where a prefix to cache ends, in other APIs.
     cache_control: dict[str, Any] | None = None
 
+    @property
+    def url(self) -> str:
+        """An image's or a video's."""
+        media = self.image_url if self.type == "image_url" else self.video_url
+        return media if isinstance(media, str) else "" if media is None else media.url
+
     @model_validator(mode="after")
-    def _is_text(self) -> Self:
+    def _is_known(self) -> Self:
+        if self.type in MEDIA:
+            check_media(self.type, getattr(self, self.type))
+            return self
         if self.type not in ("text", "refusal", "input_text", "output_text"):
             raise PydanticCustomError("no_text", "type={type}: " + _NO_MEDIA, {"type": repr(self.type[:40])})
         name = "refusal" if self.type == "refusal" else "text"
@@ -201,6 +210,11 @@ class Part(Fields):
                 "no_text", "a part of type {type} needs {name}", {"type": self.type, "name": name}
             )
         return self
+
+
+def image_part(url: str) -> Part:
+    """Returns the part that an image of another API is."""
+    return Part.model_construct(type="image_url", image_url=url)
 
 
 class FunctionCall(Fields):
@@ -249,8 +263,12 @@ class Message(Fields):
             return self.content
         return "".join(part.text or part.refusal for part in self.content)
 
+    @property
+    def has_media(self) -> bool:
+        return not isinstance(self.content, str) and any(part.type in MEDIA for part in self.content)
 
-class Chat(known(_TEMPLATE)):
+
+class Chat(Fields):
     """What the chat template gets."""
 
     messages: list[Message] = Field(fail_fast=True, max_length=MAX_CHAT_MESSAGES)
@@ -263,6 +281,9 @@ class Chat(known(_TEMPLATE)):
     reasoning_effort: str | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    # vLLM's fields for images and videos.
+    mm_processor_kwargs: ProcessorKwargs | None = None
+    media_io_kwargs: IoKwargs | None = None
 
 
 class ChatCompletionRequest(known(_CHAT), Chat, SamplingRequest):

@@ -20,6 +20,7 @@ from router.api.gateway.reading.parsing import Kind, Parsed, Sent
 from router.errors import RouterFull, Unavailable
 from router.intake.intake import Intake
 from router.intake.validation import MAX_TEMPLATE_ARGUMENTS_BYTES
+from router.security.held import set_release
 from router.security.identity import caller_share, set_connection
 from router.text.tokenizer_pool import Turns
 from runtime.shares import SharedRoom
@@ -47,14 +48,23 @@ class Bodies:
         self._parser = anyio.CapacityLimiter(1)
         self._turns = Turns(1)
 
-    async def parse(self, request: Request, kind: Kind, request_id: str) -> Parsed:
-        """Raises BadRequestError, RouterFull, and starlette's ClientDisconnect."""
+    async def parse(self, request: Request, kind: Kind, request_id: str, held: contextlib.ExitStack) -> Parsed:
+        """held: ends the body's share, unless it is accepted earlier (security.held.release).
+
+        Raises BadRequestError, RouterFull, and starlette's ClientDisconnect.
+        """
         if request.client is not None:
             set_connection(f"{request.client.host}:{request.client.port}")
         async with self._received(request, self._most_bytes(kind)) as body:
             if parsing.is_light(body):
-                return parsing.parse(kind, body, request_id, is_strict=self._is_strict)
-            return await self._parse_apart(kind, body, request_id)
+                parsed = parsing.parse(kind, body, request_id, is_strict=self._is_strict)
+            else:
+                parsed = await self._parse_apart(kind, body, request_id)
+            caller = caller_share()
+            self._shared.add(caller, len(body))
+            held.callback(self._shared.give_back, caller, len(body))
+            set_release(held.close)
+            return parsed
 
     async def whole(self, request: Request, most_bytes: int) -> bytes:
         """Returns a small body as it is. Raises BadRequestError, RouterFull, and starlette's ClientDisconnect."""
@@ -98,7 +108,7 @@ class Bodies:
         if kind not in ("chat", "tokenize", "messages", "count_tokens", "response") or not self._most_chars:
             # A completion has many prompts, each as long as the model takes.
             return self._max_bytes
-        text_bytes = _CHARACTER_BYTES * self._most_chars
+        text_bytes = _CHARACTER_BYTES * self._most_chars + self._intake.max_item_bytes * 4 // 3
         return min(self._max_bytes, text_bytes + 6 * MAX_TEMPLATE_ARGUMENTS_BYTES + _OTHER_BYTES)
 
     @contextlib.asynccontextmanager

@@ -5,7 +5,6 @@ bodies with much structure are parsed in another process, which returns the mess
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -51,14 +50,15 @@ class Parsed:
     kind: Kind
     form: Form
     # One for each prompt.
-    messages: Sequence[Message]
+    messages: list[Message]
     # Names of fields that nobody knows.
     ignored: tuple[str, ...] = ()
 
-    @property
-    def requests(self) -> list[pb.GenerateRequest]:
-        """The messages of a completion or chat."""
-        return [message for message in self.messages if isinstance(message, pb.GenerateRequest)]
+    def take_requests(self) -> list[pb.GenerateRequest]:
+        """Returns the messages of a completion or chat, which are not here any more: they may be large."""
+        taken = [message for message in self.messages if isinstance(message, pb.GenerateRequest)]
+        self.messages.clear()
+        return taken
 
 
 def is_light(body: bytes | bytearray) -> bool:
@@ -129,13 +129,15 @@ def parse_to_bytes(
     for message in parsed.messages:
         if isinstance(message, pb.DetokenizeRequest):
             continue
-        num_chars = len(message.prompt) + sum(len(each.content) for each in message.chat.messages)
+        num_chars = len(message.prompt) + sum(
+            len(each.content) + sum(len(part.text) for part in each.parts) for each in message.chat.messages
+        )
         if isinstance(message, pb.GenerateRequest):
             num_chars += len(message.suffix)
         if most_chars and num_chars > most_chars:
             raise BadRequestError(f"a prompt has {num_chars} characters: this model takes {most_chars} at most")
     sent = [(type(message).__name__, message.SerializeToString()) for message in parsed.messages]
-    return Parsed(parsed.kind, parsed.form, (), parsed.ignored), sent
+    return Parsed(parsed.kind, parsed.form, [], parsed.ignored), sent
 
 
 def received(parsed: Parsed, sent: list[Sent]) -> Parsed:

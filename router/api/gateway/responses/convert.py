@@ -8,7 +8,7 @@ from protos import inference_pb2 as pb
 from router.api.gateway.openai import tools as functions
 from router.api.gateway.openai.convert import chat_message
 from router.api.gateway.openai.form import ASSISTANT, Form
-from router.api.gateway.openai.schemas import ChatCompletionRequest, FunctionCall, Message, ToolCall
+from router.api.gateway.openai.schemas import ChatCompletionRequest, FunctionCall, Message, Part, ToolCall, image_part
 from router.api.gateway.openai.structured import JsonSchema, ResponseFormat
 from router.api.gateway.responses.schemas import (
     WITH_LOGPROBS,
@@ -122,10 +122,10 @@ def _messages(items: list[Item]) -> list[Message]:
         is_open = last is not None and not last.content and last.tool_calls is None
         match item.type:
             case "message" if last is not None and is_open and item.role == ASSISTANT:
-                last.content = item.text
+                last.content = _content(item)
             case "message":
                 role = item.role or ""
-                messages.append(_said(_ROLES.get(role, role), item.text))
+                messages.append(_said(_ROLES.get(role, role), _content(item)))
             case "reasoning" if last is not None and is_open:
                 last.reasoning = (last.reasoning or "") + item.text
             case "reasoning":
@@ -139,12 +139,23 @@ def _messages(items: list[Item]) -> list[Message]:
                     *(last.tool_calls or ()), ToolCall.model_construct(id=item.call_id, function=function)
                 ]  # fmt: skip
             case "function_call_output":
-                messages.append(_said("tool", item.text, tool_call_id=item.call_id))
+                messages.append(_said("tool", _content(item), tool_call_id=item.call_id))
     return messages
 
 
-def _said(role: str, text: str, **fields: Any) -> Message:
-    return Message.model_construct(role=role, content=text, **fields)
+def _said(role: str, content: str | list[Part], **fields: Any) -> Message:
+    return Message.model_construct(role=role, content=content, **fields)
+
+
+def _content(item: Item) -> str | list[Part]:
+    """Returns what an item says as a chat's message has it."""
+    said = item.said
+    if isinstance(said, str) or all(part.type != "input_image" for part in said):
+        return item.text
+    return [
+        image_part(part.image_url) if part.type == "input_image" else Part.model_construct(type="text", text=part.text)
+        for part in said
+    ]
 
 
 def _chat_tool(tool: Tool) -> functions.Tool:

@@ -37,11 +37,23 @@ class _Typed(Fields):
 class Part(_Typed):
     """A part of a message's content, of a call's result or of reasoning."""
 
-    type: Literal["input_text", "output_text", "reasoning_text", "summary_text"]
-    text: str
+    type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "input_image"]
+    text: str = ""
+    # An image: a data: URI, or a URL to fetch from.
+    image_url: str = ""
+    detail: Annotated[Any, _HINT] = None
+    file_id: refused("there are no stored images: use image_url") = None
     # A client sends the parts of an answer back as they came.
     annotations: Annotated[Any, _UNSEEN] = None
     logprobs: Annotated[Any, _UNSEEN] = None
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        name = "image_url" if self.type == "input_image" else "text"
+        if name not in self.model_fields_set:
+            words = {"type": self.type, "name": name}
+            raise PydanticCustomError("incomplete", "a part of type {type} needs {name}", words)
+        return self
 
 
 _Parts = Annotated[list[Part], Field(fail_fast=True, max_length=_MAX_PARTS)]
@@ -74,9 +86,12 @@ class Item(_Typed):
         return self
 
     @property
+    def said(self) -> str | list[Part]:
+        return self.output if self.type == "function_call_output" else self.content
+
+    @property
     def text(self) -> str:
-        said = self.output if self.type == "function_call_output" else self.content
-        return said if isinstance(said, str) else "".join(part.text for part in said)
+        return self.said if isinstance(self.said, str) else "".join(part.text for part in self.said)
 
 
 _NEEDED = {
