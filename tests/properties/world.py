@@ -21,10 +21,9 @@ from scheduler.core.messages import (
     Result,
     SequenceEnd,
     SequenceKey,
-    StepOutputs,
 )
 from scheduler.core.state.blocks import num_blocks_for
-from tests.fakes.model import Output, logprobs_of, outputs_alone
+from tests.fakes.model import Output, outputs_alone
 from tests.fakes.plan_worker import Drafter, PlanWorker
 from tests.properties import inside
 from tests.properties.admission import is_full, is_valid, making_way
@@ -32,7 +31,7 @@ from tests.properties.features import count_plan
 from tests.properties.items import answer_item, take_wanted
 from tests.properties.model import Flight, ModelSequence, bound_plans, plans_between, sequences_of, stay_of
 from tests.properties.plan_checks import check_empty_plan, check_found_blocks, check_no_plan, check_plan, rest_of_batch
-from tests.properties.results import expect, with_strays, without
+from tests.properties.results import expect, take_outputs, with_strays, without
 from tests.properties.state_checks import check, check_idle, check_tables
 
 ERROR, CANCELLED = FinishReason.ERROR, FinishReason.CANCELLED
@@ -277,7 +276,7 @@ class World:
             result = with_strays(result)
         expected_tokens, expected_ends = expect(self, flight, result)
         outputs = self.core.apply(result, self.now)
-        self._take_outputs(outputs, expected_tokens)
+        take_outputs(self, outputs, expected_tokens)
         self._take_ends(outputs.ends, expected_ends)
         if self._guess.random() < self._diligence:
             check(self)
@@ -296,27 +295,6 @@ class World:
                 self.seen["stale results"] += 1
 
     # --- What comes of it
-
-    def _take_outputs(self, outputs: StepOutputs, expected: dict[SequenceKey, list[int]]) -> None:
-        keys = list(zip(outputs.groups.tolist(), outputs.choices.tolist(), strict=True))
-        counts = [1] * len(keys) if outputs.num_tokens is None else outputs.num_tokens.tolist()
-        assert len(set(keys)) == len(keys) == len(outputs.first_tokens)
-        assert sum(counts) == len(outputs.token_ids)
-        assert set(keys) == expected.keys(), "tokens of other sequences than those that sampled"
-        start = 0
-        for index, (key, count) in enumerate(zip(keys, counts, strict=True)):
-            sequence = self.live[key]
-            token_ids = outputs.token_ids[start : start + count].tolist()
-            start += count
-            assert outputs.first_tokens[index] == len(sequence.tokens), "a gap"
-            assert token_ids == expected[key]
-            sequence.tokens += token_ids
-            assert sequence.tokens == sequence.expected.token_ids[: len(sequence.tokens)], "not its output when alone"
-            if sequence.request.sampling.has_logprobs:  # type: ignore[attr-defined]
-                assert outputs.logprobs[index] == [logprobs_of(token_id) for token_id in token_ids]
-            else:
-                assert index not in outputs.logprobs
-        self.num_output_tokens += len(outputs.token_ids)
 
     def _take_ends(self, ends: list[SequenceEnd], expected: list[tuple[ModelSequence, FinishReason]]) -> None:
         assert sorted((end.key, end.reason.value) for end in ends) == sorted(
