@@ -26,9 +26,9 @@ def mrope_positions(num_tokens: int, items: Iterable[Span]) -> tuple[np.ndarray,
     As get_rope_index of transformers 5.23: tokens of text have equal positions on all axes; an item begins where
     the text before it ended, and the text after it begins as far on as the item is high or wide, whatever its time.
     Later tokens go on from there, as in transformers' generate(), so that a token's position does not depend on where
-    the prompt ends: cached KV is valid for longer prompts, too. (rope_deltas of get_rope_index, with which a call of the
-    model alone goes on, begin behind a long video's positions in time.) items: in order, each with a grid that has as
-    many places as the item has tokens. Raises ValueError for items that do not fit.
+    the prompt ends: cached KV is valid for longer prompts, too. (The rope_deltas of get_rope_index differ: with them,
+    tokens would begin behind a long video's positions in time.) items: in order, each with a grid that has as many
+    places as the item has tokens. Raises ValueError for items that do not fit.
     """
     positions = np.empty((3, num_tokens), np.int32)
     place = position = 0

@@ -106,7 +106,7 @@ def _inputs(
     ids = torch.tensor([token_ids])
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     if not pair.is_qwen:
-        processor = Idefics3ImageProcessorPil(size={"longest_edge": 72}, max_image_size={"longest_edge": 32})
+        processor: Any = Idefics3ImageProcessorPil(size={"longest_edge": 72}, max_image_size={"longest_edge": 32})
         return inputs | dict(processor([images], return_tensors="pt"))
     inputs["mm_token_type_ids"] = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
     qwen = Qwen2VLImageProcessorPil(patch_size=4, temporal_patch_size=2, merge_size=2, min_pixels=256, max_pixels=2560)
