@@ -68,7 +68,9 @@ struct TileLinear {
    private:
     static constexpr int64_t kRows = 2 * TileRows::kRows;  // of the 2 x 2 tiles that share factors
 
-    // Prefetches into L2: with each step of a sum, some bytes of the next panel.
+    // Prefetches into L2: with each step of a sum, some bytes of the next panel. Where rows are few enough to read a
+    // panel only once, the CPU's own prefetchers do better: SmolLM2's linears take 7.3 ms instead of 7.8 for 16 rows; for
+    // 256 rows, which leave those idle, 45 instead of 68.
     struct Ahead {
         const char* place;
         int64_t step;
@@ -86,7 +88,7 @@ struct TileLinear {
         for (int64_t n = 0; n < count; n++) {
             const int64_t top = first + n * kRows, rows = std::min(kRows, last - top);
             const Ahead ahead = {reinterpret_cast<const char*>(panel + size + size * n / count),
-                                 kStep * 2 / count};
+                                 count == 1 ? 0 : kStep * 2 / count};
             alignas(64) float sums[kRows][kColumns];
             if (rows > TileRows::kRows) {
                 multiply<true>(inputs.row_tile(top), panel, inputs.steps, ahead, sums);
