@@ -6,29 +6,11 @@
 // order; then both are added to the sum. Denormal numbers count as 0.
 #pragma once
 
+#include "../../native/cpp/amx.h"
 #include "../outputs.h"
 #include "tile_rows.h"
 
 namespace octavo {
-
-// The shapes of the 8 tile registers, in the layout of the instruction ldtilecfg: all have 16 rows of 64 bytes.
-struct alignas(64) TileShapes {
-    uint8_t palette = 1, first_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-// Gives the calling thread its tile registers while it lives. Afterwards they are empty, so that the system need not
-// save 8 KiB of them with each switch of threads.
-struct TilesInUse {
-    TilesInUse() {
-        static constexpr TileShapes kShapes;
-        _tile_loadconfig(&kShapes);
-    }
-    ~TilesInUse() { _tile_release(); }
-    TilesInUse(const TilesInUse&) = delete;
-    TilesInUse& operator=(const TilesInUse&) = delete;
-};
 
 // A panel is [pair of inputs][column][2], like those of FloatLinear, with zeros up to a multiple of 32 inputs. 16 pairs
 // of 16 columns are a tile, whose rows are a panel's width apart.
@@ -56,7 +38,7 @@ struct TileLinear {
         // Several tasks per thread, so that a thread on a busy core does fewer.
         const int64_t groups = std::min(panels, std::max<int64_t>(1, (8 * threads() + blocks - 1) / blocks));
         parallel(blocks * groups, [&](int64_t task) {
-            const TilesInUse tiles;
+            const TilesInUse tiles(kWholeTiles);
             const int64_t i = task / groups, g = task % groups;
             const int64_t first = pairs * i / blocks * kRows, last = std::min(rows, pairs * (i + 1) / blocks * kRows);
             for (int64_t p = panels * g / groups; p < panels * (g + 1) / groups; p++) {
