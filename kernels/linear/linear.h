@@ -114,7 +114,8 @@ struct FloatLinear {
     static int64_t bytes(const Linear& linear) { return panels_bytes<V, T>(linear); }
 
     static void pack(const Linear& linear, const WeightRows& weights, char* panels) {
-        pack_linear<V>(linear, weights.row<T>(0, linear.inputs), reinterpret_cast<T*>(panels));
+        pack_linear<V>(linear, weights.row<T>(0, linear.inputs), reinterpret_cast<T*>(panels),
+                       panel_steps<T>(linear.inputs));
     }
 
     template <class Output>

@@ -21,9 +21,18 @@ V8 biased(const Linear& linear, const float* sums, int64_t i, int64_t p) {
     return linear.bias ? value + V8::load(linear.bias + p * kPanel<V> + i) : value;
 }
 
-// Not inlined: only few models have these, and the tile's loop over its rows stays short for the others.
-__attribute__((noinline)) inline V8 gated_otherwise(Activation activation, V8 gate, V8 up) {
+inline V8 gated(Activation activation, V8 gate, V8 up) {
     return activation == kGeluTanh ? gelu_tanh(gate) * up : clamped_swiglu(gate, up);
+}
+
+// Not inlined: only few models have these, and the tile's loop over its rows stays short for the others.
+template <class V>
+__attribute__((noinline)) V gated_otherwise(Activation activation, V gate, V up) {
+    float gates[V::W], ups[V::W];
+    gate.store(gates);
+    up.store(ups);
+    for (int i = 0; i < V::W; i += 8) gated(activation, V8::load(gates + i), V8::load(ups + i)).store(gates + i);
+    return V::load(gates);
 }
 
 __attribute__((noinline)) inline void soft_cap(float* values, int64_t count, float cap) {
@@ -42,33 +51,34 @@ struct StoreOutput {
     float* y;
     Epilogue epilogue;
 
-    // Stores or adds columns c to c + 7 of row r.
-    void put(V8 value, int64_t r, int64_t c) const {
-        int64_t rest = linear.outputs - c;
-        float* place = y + r * linear.outputs + c;
-        if (rest >= 8) {
-            (epilogue == kAdd ? V8::load(place) + value : value).store(place);
-            return;
+    void panel(const V (&acc)[2], int64_t r, int64_t p) const {
+        const V first = with_bias(acc[0], 0, p), second = with_bias(acc[1], 1, p);
+        if (!linear.gated) {
+            put(first, r, p * kPanel<V>);
+            put(second, r, p * kPanel<V> + V::W);
+        } else {
+            const bool is_silu = linear.activation == kSilu;
+            put(is_silu ? silu(first) * second : gated_otherwise<V>(linear.activation, first, second), r, p * V::W);
         }
-        float values[8];
-        value.store(values);
-        for (int64_t i = 0; i < rest; i++) place[i] = epilogue == kAdd ? place[i] + values[i] : values[i];
     }
 
-    void panel(const V (&acc)[2], int64_t r, int64_t p) const {
-        float sums[kPanel<V>];
-        acc[0].store(sums);
-        acc[1].store(sums + V::W);
-        for (int i = 0; i < (linear.gated ? V::W : kPanel<V>); i += 8) {
-            V8 value = biased<V>(linear, sums, i, p);
-            if (!linear.gated) {
-                put(value, r, p * kPanel<V> + i);
-            } else {
-                const V8 up = biased<V>(linear, sums, V::W + i, p);
-                const bool is_silu = linear.activation == kSilu;
-                put(is_silu ? silu(value) * up : gated_otherwise(linear.activation, value, up), r, p * V::W + i);
-            }
+   private:
+    // Adds the bias of half `half` of panel p.
+    V with_bias(V sums, int half, int64_t p) const {
+        return linear.bias ? sums + V::load(linear.bias + p * kPanel<V> + half * V::W) : sums;
+    }
+
+    // Stores or adds columns c to c + V::W - 1 of row r.
+    void put(V value, int64_t r, int64_t c) const {
+        const int64_t rest = linear.outputs - c;
+        float* place = y + r * linear.outputs + c;
+        if (rest >= V::W) {
+            (epilogue == kAdd ? V::load(place) + value : value).store(place);
+            return;
         }
+        float values[V::W];
+        value.store(values);
+        for (int64_t i = 0; i < rest; i++) place[i] = epilogue == kAdd ? place[i] + values[i] : values[i];
     }
 };
 

@@ -78,11 +78,10 @@ int64_t panels_bytes(const Linear& linear) {
 }
 
 // Packs rows [weight rows, inputs] into panels: float32 as [panel][input][column], bf16 as
-// [panel][pair of inputs][column][2], with zeros where there is no column or no second input.
+// [panel][pair of inputs][column][2], with zeros where there is no column or no input. steps: inputs or pairs of a panel.
 template <class V, class T>
-void pack_linear(const Linear& linear, const T* rows, T* panels) {
+void pack_linear(const Linear& linear, const T* rows, T* panels, int64_t steps) {
     constexpr int kPair = sizeof(T) == 2 ? 2 : 1;
-    const int64_t steps = panel_steps<T>(linear.inputs);
     parallel(num_panels<V>(linear), [&](int64_t p) {
         T* panel = panels + p * steps * kPanel<V> * kPair;
         for (int64_t c = 0; c < kPanel<V>; c++) {

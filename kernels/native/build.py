@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from kernels.native.amx import may_use_tiles
 from kernels.native.cache_directory import CacheDirectoryError, cache_directory
 
 
@@ -38,14 +39,25 @@ class NativePath:
 _AVX512_CPU = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"})
 _AVX512_COMPILER = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma", "-mf16c")
 
+_AVX512_BF16_CPU, _AVX512_BF16_COMPILER = _AVX512_CPU | {"avx512_bf16"}, (*_AVX512_COMPILER, "-mavx512bf16")
+
 # A CPU's path is the first one that it can run.
 PATHS = (
-    # AMD from Zen 4 on; Intel's Cooper Lake, and Xeons from Sapphire Rapids on.
+    # Intel's Xeons from Sapphire Rapids on.
+    NativePath(
+        name="amx-bf16",
+        source="amx_bf16.cpp",
+        cpu_flags=_AVX512_BF16_CPU | {"amx_tile", "amx_bf16"},
+        compiler_flags=(*_AVX512_BF16_COMPILER, "-mamx-tile", "-mamx-bf16"),
+        rounds_inputs=True,
+        rounds_queries=True,
+    ),
+    # AMD from Zen 4 on; Intel's Cooper Lake.
     NativePath(
         name="avx512-bf16",
         source="avx512_bf16.cpp",
-        cpu_flags=_AVX512_CPU | {"avx512_bf16"},
-        compiler_flags=(*_AVX512_COMPILER, "-mavx512bf16"),
+        cpu_flags=_AVX512_BF16_CPU,
+        compiler_flags=_AVX512_BF16_COMPILER,
         rounds_inputs=True,
         rounds_queries=True,
     ),
@@ -76,13 +88,17 @@ def path_of_this_cpu() -> NativePath | None:
 
 
 def flags_of_this_cpu() -> frozenset[str]:
-    """This CPU's instructions, by their names in /proc/cpuinfo; empty where there is no such file."""
+    """The instructions that this process may use, by their names in /proc/cpuinfo; empty where there is no such
+    file."""
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return frozenset()
     for line in cpuinfo.read_text().splitlines():
         if line.startswith("flags"):
-            return frozenset(line.partition(":")[2].split())
+            flags = frozenset(line.partition(":")[2].split())
+            if "amx_tile" in flags and not may_use_tiles():
+                return frozenset(flag for flag in flags if not flag.startswith("amx_"))
+            return flags
     return frozenset()
 
 

@@ -96,42 +96,25 @@ struct Running {
 
 // V: the vector type; its width divides the head size and is at most the block size. A: the type that queries and
 // weights are rounded to before they multiply keys and values, which are of type T.
-template <class V, class A, class T>
+template <class Vector, class A, class Element>
 class TileAttention {
 public:
-    TileAttention(const AttentionStep& step, const T* cache, const Scores& scores, const Item& item, int64_t kv_head)
-        : step_(step), cache_(cache), how_(scores), layout_{step.kv_heads, step.head_size, step.block_size},
-          table_(step.block_tables + item.row * step.table_stride), kv_head_(kv_head),
-          group_(step.heads / step.kv_heads), rows_(item.num_queries * group_),
-          block_shift_(__builtin_ctz(step.block_size)) {
-        const int64_t queries = step.query_starts[item.row + 1] - step.query_starts[item.row];
-        first_token_ = step.query_starts[item.row] + item.first_query;
-        first_position_ = step.context_lens[item.row] - queries + item.first_query;
-        end_ = first_position_ + item.num_queries;
-        begin_ = step.first_key(first_position_);
-        const int64_t size = step.head_size;
-        float* memory = static_cast<float*>(scratch(kSlotTile, rows_ * (3 * size + kChunk + 4) * 4 + 64));
-        queries_ = reinterpret_cast<A*>(memory);
-        scores_ = memory + rows_ * size;
-        part_ = {scores_ + rows_ * (kChunk + 2 * size), nullptr, scores_ + rows_ * kChunk};
-        part_.sums = part_.maxima + rows_;
-        whole_ = {part_.sums + rows_, part_.sums + 2 * rows_, part_.values + rows_ * size};
+    using V = Vector;
+    using T = Element;
+    // Computes what this class cannot.
+    using Otherwise = TileAttention<V8, A, T>;
+
+    static bool fits(const AttentionStep& step) {
+        return V::W == 8 || (step.head_size % V::W == 0 && step.block_size >= V::W);
     }
+
+    TileAttention(const AttentionStep& step, const T* cache, const Scores& scores, const Item& item, int64_t kv_head)
+        : TileAttention(step, cache, scores, item, kv_head, 0) {}
 
     // q: this step's queries, `stride` floats a token. Returns the unnormalized result, valid until the next call.
     const Running& compute(const float* q, int64_t stride, int64_t first_segment, int64_t end_segment) {
-        load_queries(q, stride);
-        const int64_t size = step_.head_size;
-        whole_.clear(rows_, size);
-        for (int64_t segment = first_segment; segment < end_segment; segment++) {
-            part_.clear(rows_, size);
-            const int64_t stop = std::min(end_, (segment + 1) * kSegment);
-            for (int64_t base = segment * kSegment; base < stop; base += kChunk) {
-                if (base + kChunk > begin_) chunk(base, std::min(kChunk, stop - base));
-            }
-            whole_.template fold<V>(part_, rows_, size);
-        }
-        return whole_;
+        return compute(q, stride, first_segment, end_segment,
+                       [&](int64_t base, int64_t count) { chunk(base, count); });
     }
 
     int64_t rows() const { return rows_; }
@@ -151,8 +134,47 @@ public:
         for (int64_t i = 0; i < size; i += V::W) (V::load(values + i) / total).store(out + i);
     }
 
-private:
+protected:
     static constexpr int W = V::W;
+
+    // extra: floats of memory for a derived class. There is room for a multiple of 16 rows.
+    TileAttention(const AttentionStep& step, const T* cache, const Scores& scores, const Item& item, int64_t kv_head,
+                  int64_t extra)
+        : step_(step), cache_(cache), how_(scores), layout_{step.kv_heads, step.head_size, step.block_size},
+          table_(step.block_tables + item.row * step.table_stride), kv_head_(kv_head),
+          group_(step.heads / step.kv_heads), rows_(item.num_queries * group_),
+          block_shift_(__builtin_ctz(step.block_size)) {
+        const int64_t queries = step.query_starts[item.row + 1] - step.query_starts[item.row];
+        first_token_ = step.query_starts[item.row] + item.first_query;
+        first_position_ = step.context_lens[item.row] - queries + item.first_query;
+        end_ = first_position_ + item.num_queries;
+        begin_ = step.first_key(first_position_);
+        const int64_t size = step.head_size, room = (rows_ + 15) / 16 * 16;
+        extra_ = static_cast<float*>(scratch(kSlotTile, (extra + room * (3 * size + kChunk + 4)) * 4 + 64));
+        float* memory = extra_ + extra;
+        queries_ = reinterpret_cast<A*>(memory);
+        scores_ = memory + room * size;
+        part_ = {scores_ + room * (kChunk + 2 * size), nullptr, scores_ + room * kChunk};
+        part_.sums = part_.maxima + room;
+        whole_ = {part_.sums + room, part_.sums + 2 * room, part_.values + room * size};
+    }
+
+    // chunk(base, count): adds positions [base, base + count) to part_.
+    template <class Chunk>
+    const Running& compute(const float* q, int64_t stride, int64_t first_segment, int64_t end_segment, Chunk&& chunk) {
+        load_queries(q, stride);
+        const int64_t size = step_.head_size;
+        whole_.clear(rows_, size);
+        for (int64_t segment = first_segment; segment < end_segment; segment++) {
+            part_.clear(rows_, size);
+            const int64_t stop = std::min(end_, (segment + 1) * kSegment);
+            for (int64_t base = segment * kSegment; base < stop; base += kChunk) {
+                if (base + kChunk > begin_) chunk(base, std::min(kChunk, stop - base));
+            }
+            whole_.template fold<V>(part_, rows_, size);
+        }
+        return whole_;
+    }
 
     // The sink comes last, whether a context was split or not.
     static void with_sink(const float* values, float maximum, float sum, int64_t size, float sink, float* out) {
@@ -324,6 +346,7 @@ private:
     const int64_t kv_head_, group_, rows_;
     const int block_shift_;
     int64_t first_token_, first_position_, begin_, end_;  // begin, end: positions that any query sees
+    float* extra_;
     A* queries_;
     float* scores_;
     const T *keys_[kChunk / W], *values_[kChunk / W];
@@ -331,14 +354,12 @@ private:
     Running part_, whole_;
 };
 
-// Computes out[tokens, heads * head_size] from q, whose tokens are `stride` floats apart.
-template <class V, class A, class T>
-void attention(const AttentionStep& step, const float* q, int64_t stride, const T* cache, const Scores& scores,
-               float* out) {
-    if constexpr (V::W > 8) {
-        const bool fits = step.head_size % V::W == 0 && step.block_size >= V::W;
-        if (!fits) return attention<V8, A>(step, q, stride, cache, scores, out);
-    }
+// Computes out[tokens, heads * head_size] from q, whose tokens are `stride` floats apart, by tiles of type Tile.
+template <class Tile>
+void attention(const AttentionStep& step, const float* q, int64_t stride, const typename Tile::T* cache,
+               const Scores& scores, float* out) {
+    if (!Tile::fits(step)) return attention<typename Tile::Otherwise>(step, q, stride, cache, scores, out);
+    using V = typename Tile::V;
     const int64_t group = step.heads / step.kv_heads, size = step.head_size, width = step.heads * size;
     const int64_t partial_size = group * (size + 2);
     auto* partials = static_cast<float*>(
@@ -351,7 +372,7 @@ void attention(const AttentionStep& step, const float* q, int64_t stride, const 
     parallel(step.num_items * step.kv_heads, [&](int64_t task) {
         const Item& item = reinterpret_cast<const Item*>(step.items)[task / step.kv_heads];
         const int64_t head = task % step.kv_heads;
-        TileAttention<V, A, T> tile(step, cache, scores, item, head);
+        Tile tile(step, cache, scores, item, head);
         const Running& result = tile.compute(q, stride, item.first_segment, item.end_segment);
         if (item.partial < 0) return tile.write(out, width);
         const Running kept = partial(item.partial, item.num_queries, head);
@@ -370,7 +391,7 @@ void attention(const AttentionStep& step, const float* q, int64_t stride, const 
         for (int64_t r = 0; r < queries * group; r++) {
             const int64_t query_head = head * group + r % group;
             float* place = out + (token + r / group) * width + query_head * size;
-            TileAttention<V, A, T>::normalized(whole, r, size, scores, query_head, place);
+            Tile::normalized(whole, r, size, scores, query_head, place);
         }
     });
 }

@@ -15,7 +15,8 @@ from kernels.native.check import compare
 from kernels.native.library import NativeKernels
 
 _BLOCK_SIZE = 8
-_HEADS = HeadShape(num_heads=6, num_kv_heads=2, head_size=16)
+# AMX computes heads of a multiple of 32 numbers.
+_HEADS = HeadShape(num_heads=6, num_kv_heads=2, head_size=32)
 
 
 def check(kernels: NativeKernels) -> None:

@@ -1,12 +1,13 @@
 // For CPUs with AVX2 and FMA. Linears of bf16 or quantized weights multiply integers (see dots_fixed.h and
 // dots_avx2.h); all other arithmetic is float32.
+#include "../../attention/paged/attention.h"
 #include "../../linear/dots/dots_avx2.h"
 #include "../../linear/dots/dots_fixed.h"
 
 namespace octavo {
 using Vector = V8;
 using HalfLinear = DotsLinear<FixedDots>;
-using HalfQuery = float;
+using HalfAttention = TileAttention<V8, float, bf16>;
 }  // namespace octavo
 
 #include "exports.h"

@@ -1,6 +1,7 @@
 // For CPUs with AVX512_BF16 and AVX512_VNNI. Factors of bf16 weights and KV are rounded to bf16; sums are float32.
 #include "vec16.h"
 
+#include "../../attention/paged/attention.h"
 #include "../../linear/dots/dots_vnni.h"
 #include "../../linear/dots/dots_bf16.h"
 #include "../../linear/linear.h"
@@ -8,7 +9,7 @@
 namespace octavo {
 using Vector = V16;
 using HalfLinear = FloatLinear<V16, bf16, bf16>;
-using HalfQuery = bf16;
+using HalfAttention = TileAttention<V16, bf16, bf16>;
 }  // namespace octavo
 
 #include "exports.h"

@@ -1,13 +1,14 @@
 // For CPUs with AVX512_VNNI but not AVX512_BF16. bf16 is widened in registers.
 #include "vec16.h"
 
+#include "../../attention/paged/attention.h"
 #include "../../linear/dots/dots_vnni.h"
 #include "../../linear/linear.h"
 
 namespace octavo {
 using Vector = V16;
 using HalfLinear = FloatLinear<V16, float, bf16>;
-using HalfQuery = float;
+using HalfAttention = TileAttention<V16, float, bf16>;
 }  // namespace octavo
 
 #include "exports.h"

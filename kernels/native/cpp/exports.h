@@ -1,5 +1,5 @@
-// The C functions of a path. A path's file defines Vector; HalfLinear, its linears of bf16 weights; HalfQuery, the type
-// of queries and weights in attention over a bf16 cache; Int8Dots and Int4Dots, described in quantized.h.
+// The C functions of a path. A path's file defines Vector; HalfLinear, its linears of bf16 weights; HalfAttention, its
+// attention over a bf16 cache; Int8Dots and Int4Dots, described in quantized.h.
 #pragma once
 
 #include "../../elementwise/embedding/embedding.h"
@@ -127,9 +127,9 @@ OCTAVO_EXPORT void octavo_attention(const AttentionStep* step, const float* q, i
                                     float scale, float soft_cap, const float* sinks, float* out) {
     const Scores scores = {scale, soft_cap, sinks};
     if (step->bf16_cache) {
-        attention<Vector, HalfQuery>(*step, q, stride, static_cast<const bf16*>(cache), scores, out);
+        attention<HalfAttention>(*step, q, stride, static_cast<const bf16*>(cache), scores, out);
     } else {
-        attention<Vector, float>(*step, q, stride, static_cast<const float*>(cache), scores, out);
+        attention<TileAttention<Vector, float, float>>(*step, q, stride, static_cast<const float*>(cache), scores, out);
     }
 }
 

@@ -129,7 +129,10 @@ V exp2(V x) {
 constexpr float kLog2E = 1.44269504088896341f;
 
 // x / (1 + e^-x)
-inline V8 silu(V8 x) { return x / (V8::all(1.0f) + exp2(x * V8::all(-kLog2E))); }
+template <class V>
+V silu(V x) {
+    return x / (V::all(1.0f) + exp2(x * V::all(-kLog2E)));
+}
 
 // x (1 + tanh(u)) / 2 = x / (1 + e^-2u), u = sqrt(2 / pi) (x + 0.044715 x^3)
 inline V8 gelu_tanh(V8 x) {

@@ -15,7 +15,8 @@ from kernels.kv_cache.write import RopeCacheWrite
 from tests.support.kernels.kernel_paths import KINDS, NATIVE_KINDS, kernels_of, path_of
 
 BLOCK_SIZE = 8
-HEADS = HeadShape(num_heads=6, num_kv_heads=2, head_size=16)
+# Numbers of a head: a step of AMX tiles, and two vectors of 16.
+HEADS = HeadShape(num_heads=6, num_kv_heads=2, head_size=32)
 
 
 class Case:
@@ -143,7 +144,9 @@ def test_soft_caps_and_sinks_agree_with_float64(
 
 @pytest.mark.parametrize("kind", NATIVE_KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("heads", [(4, 4, 8), (7, 1, 16), (32, 1, 8), (8, 2, 40), (10, 2, 128), (6, 2, 80), (4, 2, 96)])
+@pytest.mark.parametrize(
+    "heads", [(4, 4, 8), (7, 1, 16), (32, 1, 8), (8, 2, 40), (10, 2, 128), (6, 2, 80), (4, 2, 96), (9, 3, 64)]
+)
 def test_any_number_of_heads_on_a_kv_head(
     heads: tuple[int, int, int], dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,16 @@
+// For CPUs with AMX for bf16. Linears of bf16 weights and attention over a bf16 cache multiply
+// tiles; the rest is as with AVX512_BF16.
+#include "vec16.h"
+
+#include "../../attention/paged/amx_attention.h"
+#include "../../linear/dots/dots_vnni.h"
+#include "../../linear/dots/dots_bf16.h"
+#include "../../linear/dots/tiles.h"
+
+namespace octavo {
+using Vector = V16;
+using HalfLinear = TileLinear;
+using HalfAttention = AmxAttention;
+}  // namespace octavo
+
+#include "exports.h"
