@@ -31,14 +31,17 @@ class Speculator:
     ) -> None:
         """Tells the drafters the tokens that rows got in a step, which the core knows already. counts: of each row;
         None: one each."""
-        drafting, decodes = self._drafting, self._state.decodes
-        unknown = drafting.unknown(rows, generations)
-        drafting.extend(rows, generations, token_ids, counts)
-        for generation in generations[unknown].tolist():
+        unknown = self._drafting.unknown(rows, generations)
+        self._drafting.extend(rows, generations, token_ids, counts)
+        self._begin_all(generations[unknown])
+
+    def _begin_all(self, generations: np.ndarray) -> None:
+        """Tells the drafters sequences that they do not know, with all tokens so far."""
+        for generation in generations.tolist():
             sequence = self._state.running.by_generation.get(generation)
             if sequence is not None:
                 if sequence.is_decoding:
-                    decodes.settle(sequence)
+                    self._state.decodes.settle(sequence)
                 self._begin(sequence)
 
     def _begin(self, sequence: Sequence) -> None:
@@ -71,14 +74,13 @@ class Speculator:
         if not len(indices):
             return
         rows, generations = decodes.rows_of(indices)
-        # Drafters that rest propose nothing.
         if not drafting.propose_any(rows):
             return
         _, num_proposed, rates = drafting.best(rows, generations)
         # One token is on its way, and a step samples one more than it accepts.
         most = np.maximum(np.minimum(num_proposed, decodes.num_missing(indices) - 2), 0)
         budget = self._state.settings.max_num_batched_tokens - len(decodes)
-        counts, _ = drafting.choose(rates, most, num_rows=len(decodes), num_tokens=len(decodes), budget=budget)
+        counts = drafting.choose(rates, most, num_rows=len(decodes), num_tokens=len(decodes), budget=budget)
         decodes.wait_all(indices[_expected(rates, counts) >= _LEAST_WORTH_WAITING])
 
     def choose(self, selection: Selection, draft: PlanDraft, budget: int) -> Selection:
@@ -94,17 +96,22 @@ class Speculator:
         num_tokens = len(indices) + sum(count for _, count in draft.chunks)
         if drafting.rest(len(indices), num_tokens):
             return selection
+        # A sequence in a step in flight can't get any.
+        may_get = decodes.without_steps(indices)
+        if not may_get.any():
+            return selection
         rows, generations = decodes.rows_of(indices)
+        # Sequences that came while the drafters rested.
+        self._begin_all(generations[drafting.unknown(rows, generations)])
         if not drafting.propose_any(rows):
-            drafting.worth.note_gain(1.0)
+            drafting.note_step(has_drafts=False)
             return selection
         token_ids, num_proposed, rates = drafting.best(rows, generations)
         # A step also samples the token after the last accepted draft.
         most = np.minimum(num_proposed, decodes.num_missing(indices) - 1)
-        # A sequence in a step in flight can't get any.
-        most[~decodes.without_steps(indices)] = 0
-        counts, gain = drafting.choose(rates, most, num_rows=len(indices), num_tokens=num_tokens, budget=budget)
-        drafting.worth.note_gain(gain)
+        most[~may_get] = 0
+        counts = drafting.choose(rates, most, num_rows=len(indices), num_tokens=num_tokens, budget=budget)
+        drafting.note_step(has_drafts=bool(counts.any()))
         if not counts.any():
             return selection
         counts = self._cut_at_ends(token_ids, counts)

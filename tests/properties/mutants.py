@@ -324,7 +324,7 @@ MUTANTS = [
     ),
     _mutant(
         "drafts-behind-a-step-in-flight", "core.speculation",
-        "        most[~decodes.without_steps(indices)] = 0\n", "",
+        "        most[~may_get] = 0\n", "",
         "drafts are verified before the token in front of them is known", **_DRAFTS, max_steps_in_flight=3,
         num_stages=1,
     ),

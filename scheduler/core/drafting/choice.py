@@ -1,7 +1,8 @@
 """How many drafts each row gets in a step: as many as make the most of the expected tokens a second.
 
 If the drafts of a row are right with probability p each, the i-th one adds p**i to the expected tokens of the step. Of
-all rows' drafts the likeliest are taken first, until another one takes more of the step's time than it is worth.
+all rows' drafts the likeliest are taken first, until another one takes more of the step's time than it is worth: what
+the best step without prefills makes of that time (Dinkelbach, Management Science 13, 1967).
 """
 
 import numpy as np
@@ -11,6 +12,8 @@ from scheduler.core.messages import StepCosts
 
 # Before anything is measured, each token after the first adds this much of the first one's time.
 _FIRST_SHARE = 0.1
+# What choosing drafts takes the scheduler (benchmarks/scheduler/drafts.py: 0.2 to 0.6 ms, more in a running engine).
+_CHOOSING = 5e-4
 # Drafts must gain at least this much over none: estimates err.
 LEAST_GAIN = 1.03
 # Tokens of a step that hardly costs more than the sum of its tokens.
@@ -54,9 +57,7 @@ class CostTable:
                 # As few rows as one may have drafts.
                 known = any(choose_depth(number * values_K, num_rows, number, self)[0] for number in {1, num_rows})
             else:
-                values = np.repeat(values_K, num_rows)
-                gains = (num_rows + np.append(0.0, values.cumsum())) / self.seconds(num_tokens, len(values) + 1)
-                known = bool(gains.max() >= LEAST_GAIN * gains[0])
+                known = _best_count(np.repeat(values_K, num_rows), num_rows, num_tokens, self) > 0
             if len(self._could_pay) >= _MOST_KNOWN:
                 self._could_pay.clear()
             self._could_pay[num_rows, num_tokens] = known
@@ -92,8 +93,8 @@ def choose_counts(
     budget: int,
     costs: CostTable,
     trust: float = 1.0,
-) -> tuple[np.ndarray, float]:
-    """int64 [L]: the number of drafts of each row; and the expected tokens a second over those without drafts.
+) -> np.ndarray:
+    """int64 [L]: the number of drafts of each row.
 
     rates_L: the probability that a draft of a row is right. most_L: upper bounds. num_rows, num_tokens: rows that
     sample in the step, and tokens that it computes without drafts. budget: tokens that it has left. trust: the share of
@@ -101,19 +102,32 @@ def choose_counts(
     """
     most = int(most_L.max(initial=0))
     if not most or budget < 1:
-        return np.zeros(len(rates_L), np.int64), 1.0
+        return np.zeros(len(rates_L), np.int64)
     # The value of each draft; those of one row fall.
     values_LK = np.multiply.accumulate(np.broadcast_to(rates_L[:, None], (len(rates_L), most)), axis=1)
     values_LK = np.where(np.arange(most) < most_L[:, None], values_LK, 0.0)
     # Rows before others where they are equal.
     values_LK *= (1.0 - 1e-9 * np.arange(len(rates_L)))[:, None]
     sorted_values = np.sort(values_LK, axis=None)[::-1][:budget]
-    tokens = num_rows + trust * np.append(0.0, sorted_values.cumsum())
-    gains = tokens / costs.seconds(num_tokens, len(tokens))
-    best = int(gains.argmax())
-    if not best or gains[best] < LEAST_GAIN * gains[0]:
-        return np.zeros(len(rates_L), np.int64), 1.0
-    return np.count_nonzero(values_LK >= sorted_values[best - 1], axis=1), float(gains[best] / gains[0])
+    best = _best_count(trust * sorted_values, num_rows, num_tokens, costs)
+    if not best:
+        return np.zeros(len(rates_L), np.int64)
+    return np.count_nonzero(values_LK >= sorted_values[best - 1], axis=1)
+
+
+def _best_count(values: np.ndarray, num_rows: int, num_tokens: int, costs: CostTable) -> int:
+    """How many drafts of these values, which fall, a step should have. num_rows, num_tokens: see `choose_counts`."""
+    tokens = num_rows + np.append(0.0, values.cumsum())
+    # Prefills in the step take their time with drafts or without: a second is worth what steps without them make of it.
+    worth = float((tokens / _with_choice(costs.seconds(num_rows, len(tokens)))).max())
+    surplus = tokens - worth * _with_choice(costs.seconds(num_tokens, len(tokens)))
+    best = int(surplus.argmax())
+    return best if surplus[best] - surplus[0] >= (LEAST_GAIN - 1) * num_rows else 0
+
+
+def _with_choice(seconds: np.ndarray) -> np.ndarray:
+    """The seconds of steps with 0, 1, 2 drafts and so on, with those in which the scheduler chooses drafts."""
+    return seconds + np.minimum(np.arange(len(seconds)), 1) * _CHOOSING
 
 
 def choose_depth(values_K: np.ndarray, num_rows: int, num_drafting: int, costs: CostTable) -> tuple[int, float]:

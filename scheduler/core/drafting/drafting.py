@@ -78,17 +78,21 @@ class Drafting:
     def rest(self, num_rows: int, num_tokens: int) -> bool:
         """Returns True if the drafters rest in a step of so many rows and tokens: no draft could pay in it, or they
         pause as none did lately. They take tokens later then, many at once, and propose nothing."""
-        # The workers' drafter does not pause: while it lacks tokens, its drafts are still to come.
-        rests = self.workers < 0 and self.worth.pauses()
+        rests = self.worth.pauses()
         rests = rests or not self.costs.could_pay(num_rows, num_tokens, self.num_drafts, by_workers=not self._lookups)
-        if rests and not self._rests:
-            self._num_proposed_DR[:] = 0
-        elif self._rests and not rests:
+        if self._rests and not rests:
             rows_L = self._take_backlog()
             if len(rows_L) and self._lookups:
                 self._propose(rows_L)
         self._rests = rests
         return rests
+
+    def note_step(self, *, has_drafts: bool) -> None:
+        """Takes a step in which the drafters did not rest: it begins a pause if it has no drafts."""
+        # The workers' drafter does not pause: while it lacks tokens, its drafts are still to come.
+        if self.workers < 0:
+            self.worth.note_step(has_drafts=has_drafts)
+            self._rests = self.worth.is_pausing
 
     def unknown(self, rows_L: np.ndarray, generations_L: np.ndarray) -> np.ndarray:
         """Indices of the rows whose tokens are not known here: `begin` must tell them, with all tokens so far. None
@@ -150,9 +154,13 @@ class Drafting:
             lookup.add(lanes_T, positions_T)
 
     def _take_backlog(self) -> np.ndarray:
-        """Takes the tokens that came while the drafters rested. Returns the rows that got some."""
+        """Takes the tokens that came while the drafters rested. Returns the rows that got some: nothing is proposed for
+        them."""
         rows_L, token_ids, counts_L = self._known(*self._backlog.take())
         if len(rows_L):
+            for drafter in range(len(self._lookups)):
+                self._compare(drafter, rows_L, token_ids, counts_L)
+            self._num_proposed_DR[:, rows_L] = 0
             self._append(rows_L, token_ids, counts_L)
         return rows_L
 
@@ -213,8 +221,8 @@ class Drafting:
     # --- Drafts
 
     def propose_any(self, rows_L: np.ndarray) -> bool:
-        """True if a drafter proposes something for one of these rows."""
-        return bool(self._num_proposed_DR[:, rows_L].any())
+        """True if a drafter proposes something for one of these rows. None does while they rest."""
+        return not self._rests and bool(self._num_proposed_DR[:, rows_L].any())
 
     def best(self, rows_L: np.ndarray, generations_L: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """For each row the proposals of the drafter that is right most often: tokens [L, K], how many of them, and the
@@ -235,8 +243,8 @@ class Drafting:
 
     def choose(
         self, rates_L: np.ndarray, most_L: np.ndarray, *, num_rows: int, num_tokens: int, budget: int
-    ) -> tuple[np.ndarray, float]:
-        """The number of drafts of each row, and what they should gain: see `choose_counts`."""
+    ) -> np.ndarray:
+        """The number of drafts of each row: see `choose_counts`."""
         return choose_counts(
             rates_L,
             most_L,

@@ -1,0 +1,217 @@
+"""Runs the choice of drafts on a virtual clock: real outputs, and steps that take what a table says.
+
+    python -m benchmarks.speculation.virtual                              generates the outputs first: some 3 minutes
+    python -m benchmarks.speculation.virtual --outputs FILE               keeps them in FILE, or takes them from there
+    python -m benchmarks.speculation.virtual --steps 1:15.2,8:22,16:40,32:77,64:146,512:1150 --scheduler 0.35:1.1
+
+SmolLM2's greedy outputs of the workloads of `python -m benchmarks.speculation` go through the scheduling core once
+without speculation and once with n-gram suffixes. --steps: milliseconds of steps by their tokens, linear in between;
+each varies at random by some 5%. --scheduler: what the scheduler takes of a step while its drafters rest, and while
+they do not. Prints for each workload and number of streams the output tokens a second over those without speculation,
+as the median and the least of three rounds, over the time in which all streams are busy; the share of accepted drafts;
+drafts a step; and the share of steps in which drafters rest.
+"""
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.speculation.turns import Workbench
+from benchmarks.speculation.workloads import MAX_TOKENS, MODEL, workloads
+from protos import inference_pb2
+from scheduler.core.core import Core
+from scheduler.core.messages import ChoiceStart, CoreSettings, GroupRequest, Plan, Result, Speculation, StopRules
+from scheduler.ranks.step_wire import GroupSampling
+from scheduler.step_costs import StepCostMeter
+
+_STREAMS = (1, 2, 4, 8, 16, 32, 64)
+_ROUNDS, _LEAST_REQUESTS, _REQUESTS_A_STREAM = 3, 4, 3
+_SPREAD = 0.05
+_STEPS_BETWEEN_COSTS = 32
+# Two cores of a Zen 5.
+_STEPS = "1:9,2:9.3,4:9.7,8:11,16:17,32:30,64:52,128:100,512:370"
+
+
+@dataclass(slots=True)
+class _Row:
+    sequence: int
+    output: Sequence[int]
+    num_prompt_tokens: int
+    num_computed: int
+    num_said: int = 0
+
+
+@dataclass(slots=True)
+class Turn:
+    rate: float
+    num_drafts: int = 0
+    num_accepted: int = 0
+    num_steps: int = 0
+    num_resting: int = 0
+
+
+class VirtualEngine:
+    """The scheduling core, and workers that say what is known, in the time of a table."""
+
+    def __init__(self, steps: dict[int, float], scheduler: tuple[float, float], *, has_drafters: bool) -> None:
+        self._tokens, self._seconds = list(steps), [each / 1e3 for each in steps.values()]
+        self._resting, self._drafting = (each / 1e3 for each in scheduler)
+        self._core = Core(
+            CoreSettings(
+                block_size=16,
+                num_blocks=20_000,
+                max_model_len=2048,
+                max_num_seqs=max(_STREAMS),
+                max_num_batched_tokens=2048,
+                enable_prefix_caching=False,
+                speculation=Speculation(drafters=("suffix",)) if has_drafters else None,
+            )
+        )
+        self._has_drafters, self._meter, self._now = has_drafters, StepCostMeter(), 0.0
+        self._random, self._groups, self._num_steps = np.random.default_rng(0), itertools.count(1), 0
+        self._rows: dict[int, _Row] = {}
+
+    def turn(self, texts: Sequence[tuple[list[int], list[int]]], streams: int) -> Turn:
+        """Computes requests, prompts and outputs, `streams` at once. The rate is that until one stream has no more."""
+        waiting, running = deque(texts), dict[int, tuple[list[int], list[int]]]()
+        start, num_tokens, turn = self._now, 0, Turn(0.0)
+        while waiting or running:
+            while waiting and len(running) < streams:
+                running[group := next(self._groups)] = waiting.popleft()
+                self._submit(group, *running[group])
+            plan = self._core.schedule(self._now)
+            assert plan is not None
+            for new in plan.new_rows:
+                prompt, output = running[self._core.key_of(new.sequence)[0]]
+                self._rows[new.row] = _Row(new.sequence, output, len(prompt), new.num_computed_tokens)
+            turn.num_resting += self._take_time(plan)
+            turn.num_steps += 1
+            result = self._result(plan, turn)
+            num_tokens += len(result.token_ids)
+            for end in self._core.apply(result, self._now).ends:
+                assert not end.message, end.message
+                del running[end.key[0]]
+            if waiting or streams == 1:
+                turn.rate = num_tokens / (self._now - start)
+        return turn
+
+    def _submit(self, group: int, prompt: list[int], output: list[int]) -> None:
+        self._core.submit(
+            GroupRequest(
+                group=group,
+                request_id=str(group),
+                prompt_token_ids=tuple(prompt),
+                choices=(ChoiceStart(choice=0),),
+                stop=StopRules(max_tokens=len(output), ignore_eos=True),
+                sampling=GroupSampling(inference_pb2.SamplingParams(), group=group, first_choice=0),
+            ),
+            self._now,
+        )
+
+    def _take_time(self, plan: Plan) -> bool:
+        """Lets the time of a step pass. Returns True if the drafters rest."""
+        number, last = plan.num_tokens, self._tokens[-1]
+        seconds = float(np.interp(number, self._tokens, self._seconds)) * max(1.0, number / last)
+        seconds *= math.exp(_SPREAD * self._random.standard_normal())
+        drafting = self._core._state.drafting
+        rests = drafting is None or drafting.rests
+        self._now += seconds + (self._resting if rests else self._drafting)
+        self._meter.note(plan, seconds)
+        self._num_steps += 1
+        if self._has_drafters and self._num_steps % _STEPS_BETWEEN_COSTS == 0 and (costs := self._meter.take()):
+            self._core.set_costs(costs)
+        return rests
+
+    def _result(self, plan: Plan, turn: Turn) -> Result:
+        drafts, said = dict(plan.drafts), list[tuple[int, int, list[int]]]()
+        for row, count in [*((row, 1) for row in plan.decode_rows.tolist()), *plan.chunks]:
+            each = self._rows[row]
+            position, rest = each.num_said, each.output[each.num_said :]
+            each.num_computed += count
+            if row in drafts:
+                proposed = drafts[row]
+                right = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(proposed, rest[:-1], strict=False))
+                num_right = sum(1 for _ in right)
+                turn.num_drafts += len(proposed)
+                turn.num_accepted += num_right
+                new = list(rest[: num_right + 1])
+            elif each.num_computed >= each.num_prompt_tokens + position:
+                new = list(rest[:1])
+            else:
+                continue
+            each.num_said += len(new)
+            each.num_computed = each.num_prompt_tokens + each.num_said - 1
+            said.append((each.sequence, position, new))
+        return Result(
+            step=plan.step,
+            sequences=np.array([sequence for sequence, _, _ in said], np.int64),
+            positions=np.array([position for _, position, _ in said], np.int32),
+            num_tokens=np.array([len(new) for *_, new in said], np.int32) if drafts else None,
+            token_ids=np.array([token for *_, new in said for token in new], np.int32),
+        )
+
+
+def _texts(path: Path | None) -> dict[str, list[tuple[list[int], list[int]]]]:
+    """By workload: prompts and outputs."""
+    if path is not None and path.exists():
+        return {
+            name: [(prompt, output) for prompt, output in each] for name, each in json.loads(path.read_text()).items()
+        }
+    bench, found = Workbench([], model={"model": MODEL}, threads=2, temperature=0.0), {}
+    for name in MAX_TOKENS:
+        prompts = [list(map(int, prompt)) for prompt in workloads()[name].prompts(MODEL)]
+        outputs = bench.turn("off", workloads()[name], prompts, range(len(prompts)), max(_STREAMS)).outputs
+        found[name] = [(prompt, outputs[index]) for index, prompt in enumerate(prompts)]
+    if path is not None:
+        path.write_text(json.dumps(found))
+    return found
+
+
+def _numbers(text: str) -> dict[int, float]:
+    return {int(key): float(value) for key, value in (each.split(":") for each in text.split(","))}
+
+
+def _pair(text: str) -> tuple[float, float]:
+    resting, drafting = map(float, text.split(":"))
+    return resting, drafting
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--outputs", type=Path, help="a JSON file for the outputs")
+    parser.add_argument("--steps", type=_numbers, default=_STEPS, help="default: %(default)s")
+    parser.add_argument("--scheduler", type=_pair, default="0.1:0.6", help="ms, default: %(default)s")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    arguments = parser.parse_args()
+    off, on = (VirtualEngine(arguments.steps, arguments.scheduler, has_drafters=each) for each in (False, True))
+    for name, texts in _texts(arguments.outputs).items():
+        on.turn(texts[:8], 8)
+        for streams in _STREAMS:
+            count, ratios, turns = max(_REQUESTS_A_STREAM * streams, _LEAST_REQUESTS), list[float](), list[Turn]()
+            for number in range(_ROUNDS):
+                chosen = [texts[(number * count + i) % len(texts)] for i in range(count)]
+                turns.append(on.turn(chosen, streams))
+                ratios.append(turns[-1].rate / off.turn(chosen, streams).rate)
+            num_drafts, num_steps = sum(each.num_drafts for each in turns), sum(each.num_steps for each in turns)
+            line = {
+                "workload": name,
+                "streams": streams,
+                "ratio": round(statistics.median(ratios), 3),
+                "least": round(min(ratios), 3),
+                "accepted": round(sum(each.num_accepted for each in turns) / max(1, num_drafts), 2),
+                "drafts_a_step": round(num_drafts / num_steps, 1),
+                "resting": round(sum(each.num_resting for each in turns) / num_steps, 2),
+            }
+            print(json.dumps(line) if arguments.json else "  ".join(f"{k} {v}" for k, v in line.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
