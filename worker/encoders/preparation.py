@@ -17,7 +17,7 @@ from worker.errors import PlanError
 _log = logging.getLogger("octavo.worker")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Item:
     message: step_pb2.ItemToEncode
     # None: not made yet, or dropped to save memory.
@@ -28,34 +28,34 @@ class _Item:
 class Preparations:
     """The items of an epoch that may be encoded: each one's files, and its input as long as there is memory for it.
 
-    Inputs can take a hundred times the memory of the files. If they would be more than `most_bytes`, the oldest ones
-    are dropped, and made again when a step encodes their items.
+    Inputs can take a hundred times the memory of the files. If they would be more than `most_bytes`, the least
+    recently used ones are dropped, and made again when a step encodes their items.
     """
 
     def __init__(self, encoder: Encoder, *, most_bytes: int) -> None:
         self._encoder, self._most_bytes = encoder, most_bytes
         # Guards what follows: one thread prepares, another computes steps, a third one receives messages.
         self._lock = threading.Lock()
-        self._items: dict[int, _Item] = {}
-        # Those with an input, the oldest first.
-        self._with_input: OrderedDict[int, int] = OrderedDict()
+        # By number. Of several, a plan that is still to be computed forgets all but the last.
+        self._items: dict[int, deque[_Item]] = {}
+        # Those with an input, the least recently used first.
+        self._with_input: OrderedDict[int, _Item] = OrderedDict()
         self._done: deque[tuple[int, str]] = deque()
         # Started by the first item; it inherits the cores of the thread that calls it.
         self._thread = ThreadPoolExecutor(1, "items")
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the inputs that wait to be encoded."""
+        """Bytes of the inputs."""
         with self._lock:
-            return sum(self._with_input.values())
+            return self._num_bytes()
 
     def begin(self, message: step_pb2.ItemToEncode, when_done: Callable[[], None]) -> None:
-        """Queues an item. when_done: called on another thread once `take_done` has an answer. Raises PlanError if the
-        number is taken."""
+        """Queues an item. when_done: called on another thread once `take_done` has an answer. An item that was
+        forgotten may come again under its number."""
+        item = _Item(message)
         with self._lock:
-            if message.number in self._items:
-                raise PlanError(f"item: number {message.number} is taken; numbers are used once per epoch")
-            item = self._items[message.number] = _Item(message)
+            self._items.setdefault(message.number, deque()).append(item)
         self._thread.submit(self._run, item, when_done)
 
     def take_done(self) -> list[tuple[int, str]]:
@@ -67,20 +67,29 @@ class Preparations:
         return done
 
     def input_of(self, number: int) -> Prepared:
-        """Returns an item's input, and keeps it no longer. Raises PlanError if the item is not prepared."""
+        """Returns an item's input. Raises PlanError if the item is not prepared."""
         with self._lock:
-            item = self._items.get(number)
+            item = next(iter(self._items.get(number, ())), None)
             if item is None or not item.is_ready:
                 raise PlanError(f"encoded_items: item {number} is not prepared")
-            prepared, item.prepared = item.prepared, None
-            self._with_input.pop(number, None)
-        return self._prepare(item.message) if prepared is None else prepared
+            if item.prepared is not None:
+                self._with_input.move_to_end(id(item))
+                return item.prepared
+        prepared = self._prepare(item.message)
+        with self._lock:
+            if self._is_live(item):
+                self._keep(item, prepared)
+        return prepared
 
     def forget(self, number: int) -> None:
         """Drops an item, if there is one of that number."""
         with self._lock:
-            self._items.pop(number, None)
-            self._with_input.pop(number, None)
+            items = self._items.get(number)
+            if not items:
+                return
+            self._with_input.pop(id(items.popleft()), None)
+            if not items:
+                del self._items[number]
 
     def clear(self) -> None:
         """Drops all items and answers: another epoch begins."""
@@ -92,7 +101,7 @@ class Preparations:
     def _run(self, item: _Item, when_done: Callable[[], None]) -> None:
         message, error, prepared = item.message, "", None
         with self._lock:
-            if self._items.get(message.number) is not item:
+            if not self._is_live(item):
                 return
         try:
             prepared = self._prepare(message)
@@ -103,22 +112,28 @@ class Preparations:
             error = f"the item can't be prepared: {type(why).__name__}: {why}"
         with self._lock:
             # It may have been forgotten, or another epoch may have begun.
-            if self._items.get(message.number) is not item:
+            if not self._is_live(item):
                 return
             if prepared is None:
-                del self._items[message.number]
+                self._items[message.number].remove(item)
             else:
                 item.is_ready = True
                 self._keep(item, prepared)
             self._done.append((message.number, error))
         when_done()
 
+    def _is_live(self, item: _Item) -> bool:
+        return any(each is item for each in self._items.get(item.message.number, ()))
+
     def _keep(self, item: _Item, prepared: Prepared) -> None:
         item.prepared = prepared
-        self._with_input[item.message.number] = prepared.num_bytes
-        while len(self._with_input) > 1 and sum(self._with_input.values()) > self._most_bytes:
-            oldest, _ = self._with_input.popitem(last=False)
-            self._items[oldest].prepared = None
+        self._with_input[id(item)] = item
+        while len(self._with_input) > 1 and self._num_bytes() > self._most_bytes:
+            _, oldest = self._with_input.popitem(last=False)
+            oldest.prepared = None
+
+    def _num_bytes(self) -> int:
+        return sum(item.prepared.num_bytes for item in self._with_input.values() if item.prepared is not None)
 
     def _prepare(self, message: step_pb2.ItemToEncode) -> Prepared:
         try:

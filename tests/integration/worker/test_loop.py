@@ -205,6 +205,7 @@ class Exploding:
 
     holds_constrained = False
     drafter = ""
+    items = None
 
     def __init__(self, left: int) -> None:
         self._runner, self.left = fake_runner(), left

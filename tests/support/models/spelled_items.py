@@ -29,7 +29,7 @@ from worker.models.decoder import EMBEDDING, Decoder
 from worker.models.loader import open_checkpoint
 from worker.models.registry import model_class
 from worker.parallel.axes import Axes
-from worker.parallel.groups import without_others
+from worker.parallel.groups import Group, without_others
 from worker.step.items import ItemTokens
 from worker.step.rows import Rows
 from worker.weights.safetensors_files import SafetensorsFiles
@@ -85,6 +85,9 @@ class SpelledEncoder(Encoder):
     def __init__(self, table_VE: torch.Tensor) -> None:
         self._table_VE, self.hidden_size = table_VE, table_VE.shape[1]
         self.num_prepared = self.num_encoded = 0
+
+    def use_group(self, group: Group) -> None:
+        self.group = group
 
     def prepare(self, data: pb.ItemData) -> SpelledInput:
         self.num_prepared += 1

@@ -146,7 +146,7 @@ class Stages:
         for stage, groups in zip(self.stages, self.groups, strict=True):
             stage.join(groups)
         self.model_info, self.num_swap_blocks = runners[0].model_info, runners[0].num_swap_blocks
-        self.drafter = runners[-1].drafter
+        self.drafter, self.items = runners[-1].drafter, runners[0].items
 
     @property
     def num_live_rows(self) -> int:

@@ -2,7 +2,6 @@
 plain reference makes for the whole sequence, so no KV is stale or misplaced."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,20 +11,16 @@ import torch
 
 from configs.options import Options
 from kernels import cpu_backend
-from protos import step_pb2
 from protos.inference_pb2 import SamplingParams
 from scheduler.settings import core_settings
 from tests.support.models import heads
 from tests.support.models.head_targets import Known, eagle, eagle3, llama, mtp
+from tests.support.models.replica import Ranks
 from tests.support.scheduler.costs import FREE
 from tests.support.scheduler.generate import Asked, Generated, generate
 from worker.cpu.build import build_cpu_runner
-from worker.cpu.threaded_runner import ThreadedRunner
 from worker.errors import PermanentError
-from worker.parallel.axes import axes_of
-from worker.parallel.group_init import connect_ranks
-from worker.parallel.groups import Groups
-from worker.step.runner import PendingResult, StepRunner
+from worker.step.runner import StepRunner
 
 LONG = [(7 * i) % 97 for i in range(60)]
 # The end of the shorter one is not that of a block: the head's last entry there would be another's.
@@ -241,64 +236,6 @@ def test_a_head_whose_numbers_are_not_finite_drafts_nothing(
     made = run(broken, drafts=True)
     assert made.texts == expected_of("eagle").texts
     assert not made.proposed
-
-
-class RanksResult:
-    """A worker.step.runner.PendingResult: the result of the rank that sends it."""
-
-    def __init__(self, results: Sequence[PendingResult], told: int) -> None:
-        self._results, self._told = results, told
-
-    @property
-    def is_done(self) -> bool:
-        return all(each.is_done for each in self._results)
-
-    def result(self) -> step_pb2.StepResult:
-        return [each.result() for each in self._results][self._told]
-
-    def call_when_done(self, callback: Callable[[], None]) -> None:
-        raise NotImplementedError
-
-
-class Ranks:
-    """A worker.step.runner.StepRunner: all ranks of a replica, connected, as threads of this process."""
-
-    holds_constrained = False
-
-    def __init__(self, options: Options, directory: Path) -> None:
-        axes = axes_of(options)
-        runners = [build_cpu_runner(options, rank=rank) for rank in range(axes.world_size)]
-        self._ranks = [ThreadedRunner(each, max_steps_in_flight=options.max_steps_in_flight) for each in runners]
-        # Where results are sent.
-        self._told = axes.world_size - options.tensor_parallel_size
-        self.model_info, self.num_swap_blocks = runners[0].model_info, runners[0].num_swap_blocks
-        self.drafters = [each.drafter for each in runners]
-
-        def groups(rank: int) -> Groups:
-            address = f"file:{directory / 'rendezvous'}"
-            return connect_ranks(address, axes, rank, call_timeout=60, while_waiting=lambda: None)
-
-        with ThreadPoolExecutor(axes.world_size) as threads:
-            for rank, each in zip(self._ranks, threads.map(groups, range(axes.world_size)), strict=True):
-                rank.join(each)
-
-    @property
-    def drafter(self) -> str:
-        return self.drafters[self._told]
-
-    @property
-    def num_live_rows(self) -> int:
-        return self._ranks[self._told].num_live_rows
-
-    def begin(self, plan: step_pb2.StepPlan) -> PendingResult:
-        return RanksResult([rank.begin(plan) for rank in self._ranks], self._told)
-
-    def reset(self) -> None:
-        for rank in self._ranks:
-            rank.reset()
-
-    def join(self, groups: Groups | None, while_waiting: Callable[[], None] = lambda: None) -> None:
-        raise NotImplementedError
 
 
 @pytest.mark.parametrize(

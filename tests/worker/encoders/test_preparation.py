@@ -76,8 +76,6 @@ def test_errors_are_for_the_client_of_that_item_alone() -> None:
     assert token_ids(preparations.input_of(6)) == [9, 9]
     with pytest.raises(PlanError, match="item 2 is not prepared"):
         preparations.input_of(2)
-    with pytest.raises(PlanError, match="number 6 is taken"):
-        preparations.begin(to_encode(6, [1]), lambda: None)
 
 
 def test_what_was_forgotten_meanwhile_gives_no_answer() -> None:
@@ -107,6 +105,20 @@ def test_an_item_of_the_last_epoch_is_not_taken_for_one_of_this() -> None:
     assert token_ids(preparations.input_of(1)) == [2, 2]
 
 
+def test_a_forgotten_item_may_come_again_before_its_plan_is_computed() -> None:
+    """Plans are computed later than messages arrive: an input is encoded, then forgotten, then there is another."""
+    preparations = Preparations(SpelledEncoder(TABLE_VE), most_bytes=1000)
+    wait(begun(preparations, to_encode(1, [1]), to_encode(1, [1])), 2)
+    assert preparations.take_done() == [(1, ""), (1, "")]
+    for _ in range(2):
+        assert token_ids(preparations.input_of(1)) == [1]
+        preparations.forget(1)
+    assert preparations.num_bytes == 0
+    with pytest.raises(PlanError, match="item 1 is not prepared"):
+        preparations.input_of(1)
+    preparations.forget(1)
+
+
 def test_inputs_beyond_the_bound_are_made_again() -> None:
     """Each takes 8 bytes a token. The newest is always kept."""
     encoder = SpelledEncoder(TABLE_VE)
@@ -114,16 +126,19 @@ def test_inputs_beyond_the_bound_are_made_again() -> None:
     wait(begun(preparations, *(to_encode(number, [number] * 3) for number in (1, 2, 3, 4))), 4)
     assert preparations.num_bytes == 48
     assert encoder.num_prepared == 4
-    assert token_ids(preparations.input_of(4)) == [4, 4, 4]
+    # Used again, so the other one goes first.
+    assert token_ids(preparations.input_of(3)) == [3, 3, 3]
     assert encoder.num_prepared == 4
     assert token_ids(preparations.input_of(1)) == [1, 1, 1]
-    # It was needed once more, after its embeddings were dropped.
+    assert token_ids(preparations.input_of(3)) == [3, 3, 3]
+    assert encoder.num_prepared == 5
     assert token_ids(preparations.input_of(4)) == [4, 4, 4]
     assert encoder.num_prepared == 6
     wait(begun(preparations, to_encode(5, [5] * 9)), 1)
     assert preparations.num_bytes == 72
     preparations.forget(5)
     assert preparations.num_bytes == 0
+    assert token_ids(preparations.input_of(2)) == [2, 2, 2]
 
 
 def test_the_cache_gives_out_each_place_once() -> None:
