@@ -24,7 +24,9 @@ def tables() -> torch.Tensor:
     ).view(NUM_ROWS, TABLE_SIZE)  # fmt: skip
 
 
-def check(rows: list[int], num_queries: list[int], contexts: list[int], num_padding: int = 0) -> None:
+def check(
+    rows: list[int], num_queries: list[int], contexts: list[int], num_padding: int = 0, shifts: list[int] | None = None
+) -> None:
     """Compares a step with the reference. Every third token is a placeholder for the row's last one."""
     starts = [0]
     for count in num_queries:
@@ -34,8 +36,10 @@ def check(rows: list[int], num_queries: list[int], contexts: list[int], num_padd
     token_ids, positions = (torch.full((size,), STALE, dtype=torch.int32, device=DEVICE) for _ in range(2))
     slots = torch.full((size,), STALE, dtype=torch.int64, device=DEVICE)
     step = (ints(rows), ints(starts), ints(contexts), host_tokens, ints(range(1000, 1000 + NUM_ROWS)), tables())
-    gpu.expand(*step, block_size=BLOCK_SIZE, token_ids_T=token_ids, positions_T=positions, slots_T=slots)
-    expected = reference.expand(*step, block_size=BLOCK_SIZE)
+    shifts_S = None if shifts is None else ints(shifts)
+    outputs = {"token_ids_T": token_ids, "positions_T": positions, "slots_T": slots}
+    gpu.expand(*step, block_size=BLOCK_SIZE, **outputs, shifts_S=shifts_S)
+    expected = reference.expand(*step, block_size=BLOCK_SIZE, shifts_S=shifts_S)
     assert (token_ids.tolist(), positions.tolist(), slots.tolist()) == expected
 
 
@@ -59,6 +63,11 @@ def test_padding_has_no_token_no_position_and_no_slot():
     check([4, 2, -1, -1], [1, 3, 0, 0], [9, 17, 0, 0], num_padding=5)
     check([4, -1, 2], [2, 3, 1], [9, 17, 30], num_padding=2)
     check([-1, -1], [0, 0], [0, 0], num_padding=2)
+
+
+def test_shifts_turn_positions_and_leave_slots():
+    """Rows whose positions have three axes go on behind an image: at fewer positions than tokens, or at more."""
+    check([4, -1, 2, 0], [2, 0, 3, 1], [9, 0, 30, 80], num_padding=2, shifts=[-5, STALE, 0, 40])
 
 
 def test_tables_change_where_they_are_told_to():

@@ -2,11 +2,13 @@
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from kernels.backend import gpu_backend
+from kernels.backend import Backend, gpu_backend
 from tests.support.gpu.gpu_runs import DictReader
 from worker.models.config import config_from_directory
 from worker.models.families.llama.model import LlamaModel
@@ -14,8 +16,8 @@ from worker.models.families.llama.model import LlamaModel
 VOCABULARY = 67
 
 
-def small_llama(num_layers: int) -> LlamaModel:
-    """A model for the interpreter, with the same weights each time."""
+def small_llama(num_layers: int, backend: Backend | None = None, **changes: Any) -> LlamaModel:
+    """A model for the interpreter, with the same weights each time. changes: of its ModelConfig."""
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -34,11 +36,10 @@ def small_llama(num_layers: int) -> LlamaModel:
     }
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(config))
-        model_config = config_from_directory(Path(directory))
+        model_config = replace(config_from_directory(Path(directory)), **changes)
     generator = torch.Generator().manual_seed(0)
     shapes = LlamaModel.tensor_shapes(model_config)
     weights = {name: torch.randn(shape, generator=generator) * 0.2 for name, shape in shapes.items()}
+    backend = backend or gpu_backend(torch.float32, torch.device("cpu"))
     with torch.inference_mode():
-        return LlamaModel(
-            model_config, DictReader(weights, torch.float32), gpu_backend(torch.float32, torch.device("cpu"))
-        )
+        return LlamaModel(model_config, DictReader(weights, torch.float32), backend)
