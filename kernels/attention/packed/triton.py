@@ -13,7 +13,7 @@ from kernels.attention.triton_softmax import LOG2E, NOTHING, attend_tile, load_l
 from kernels.triton_common.jit import jit
 
 QUERIES, TOKENS = 64, 64
-_NUM_WARPS, _NUM_STAGES = 4, 2
+_NUM_STAGES = 2
 
 
 class TritonPackedPlan:
@@ -32,11 +32,13 @@ class TritonPackedPlan:
     ) -> torch.Tensor:
         """See PackedAttention."""
         _, num_heads, head_size = q_THD.shape
+        padded = max(16, triton.next_power_of_2(head_size))
         packed_attention_kernel[(len(self._tiles), num_heads)](
             q_THD, k_THD, v_THD, out_THD, self._tiles,
             q_THD.stride(0), k_THD.stride(0), v_THD.stride(0), out_THD.stride(0), scale * LOG2E.value,
-            D=head_size, D_PADDED=max(16, triton.next_power_of_2(head_size)), QUERIES=QUERIES, TOKENS=TOKENS,
-            num_warps=_NUM_WARPS, num_stages=_NUM_STAGES,
+            D=head_size, D_PADDED=padded, QUERIES=QUERIES, TOKENS=TOKENS,
+            # With 4 warps, heads of 72 and 80 numbers spill 184 to 256 bytes on sm_80 and sm_89.
+            num_warps=4 if padded <= 64 else 8, num_stages=_NUM_STAGES,
         )  # fmt: skip
         return out_THD
 

@@ -161,7 +161,7 @@ def said_by_transformers(family: Family, name: str, tokens: list[int]) -> list[i
                 inputs["second_per_grid_ts"] = torch.tensor([2 / 4.0])
     elif images:
         processor = Idefics3ImageProcessorPil.from_pretrained(family.directory)
-        inputs |= processor([images], return_tensors="pt")
+        inputs |= processor([images], return_tensors="pt")  # type: ignore[arg-type]
     family.reference.generation_config.eos_token_id = None
     said = family.reference.generate(**inputs, do_sample=False, max_new_tokens=NUM_TOKENS, pad_token_id=0)
     return said[0, len(tokens) :].tolist()

@@ -1,7 +1,7 @@
 """Images by URL: what is fetched, from where, and all that is not. No network: answers are made here."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import httpx2
 import pytest
@@ -16,7 +16,9 @@ FILE = b"\x89PNG and so on"
 class Internet:
     """Answers by URL; notes what was asked of which address. addresses: by host."""
 
-    def __init__(self, answers: dict[str, httpx2.Response | Exception], addresses: dict[str, Sequence[str]]) -> None:
+    def __init__(
+        self, answers: Mapping[str, httpx2.Response | Exception], addresses: Mapping[str, Sequence[str]]
+    ) -> None:
         self.requests: list[httpx2.Request] = []
         self._answers, self._addresses = answers, addresses
 
