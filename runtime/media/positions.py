@@ -20,14 +20,15 @@ class Span(Protocol):
 
 
 def mrope_positions(num_tokens: int, items: Iterable[Span]) -> tuple[np.ndarray, int]:
-    """Returns the positions of a prompt's tokens, int32 [3, num_tokens] (time, height, width), and what to add to the
+    """Returns the positions of a sequence's tokens, int32 [3, num_tokens] (time, height, width), and what to add to the
     place of each later token to get its position, the same on all axes.
 
     As get_rope_index of transformers 5.23: tokens of text have equal positions on all axes; an item begins where
     the text before it ended, and the text after it begins as far on as the item is high or wide, whatever its time.
-    Tokens that follow the prompt begin behind all positions of the prompt, those in time, too. So num_tokens counts the
-    prompt, not all tokens so far. items: those of the prompt, in order, each with a grid that has as many places as the
-    item has tokens. Raises ValueError for items that do not fit.
+    Later tokens go on from there, as in transformers' generate(), so that a token's position does not depend on where
+    the prompt ends: cached KV is valid for longer prompts, too. (The rope_deltas of get_rope_index differ: with them,
+    tokens would begin behind a long video's positions in time.) items: in order, each with a grid that has as many
+    places as the item has tokens. Raises ValueError for items that do not fit.
     """
     positions = np.empty((3, num_tokens), np.int32)
     place = position = 0
@@ -51,7 +52,7 @@ def mrope_positions(num_tokens: int, items: Iterable[Span]) -> tuple[np.ndarray,
         position += max(rows, columns)
         place = end
     positions[:, place:] = np.arange(position, position + num_tokens - place, dtype=np.int32)
-    return positions, (int(positions.max()) + 1 - num_tokens) if num_tokens else 0
+    return positions, position - place
 
 
 def _grid(item: Span) -> tuple[int, int, int]:

@@ -13,7 +13,7 @@ from runtime.media.recipes.recipe import ItemSize, Layout, Recipe
 
 # Frames per second of a video that doesn't say.
 DEFAULT_FRAMES_PER_SECOND = 2.0
-# Of the longer side to the shorter one.
+# The longer side divided by the shorter one.
 _MAX_RATIO = 200
 _MOST = 1 << 30
 

@@ -65,16 +65,21 @@ def test_prompts_have_the_positions_of_transformers(num_tokens: int, items: list
     ours, our_delta = mrope_positions(num_tokens, items)
     assert ours.dtype == np.int32
     assert np.array_equal(ours, theirs)
+    # No time goes beyond rows and columns here.
     assert our_delta == delta
 
 
 @pytest.mark.parametrize("step", [0.5, 0.7, 4.0, 50.0])
 def test_videos_of_qwen2_5_space_their_times(step: float) -> None:
     items = [_Span(3, (5, 2, 3), step), _Span(40, (2, 4, 2), step)]
-    theirs, delta = _transformers(64, items, of_qwen2_5=True)
-    ours, our_delta = mrope_positions(64, items)
+    theirs, _ = _transformers(90, items, of_qwen2_5=True)
+    ours, delta = mrope_positions(90, items)
     assert np.array_equal(ours, theirs)
-    assert our_delta == delta
+    # Tokens have the same positions whether they belong to the prompt or come after it.
+    shorter, delta_of_shorter = mrope_positions(64, items)
+    assert np.array_equal(shorter, ours[:, :64])
+    assert np.array_equal(ours[:, 64:], np.tile(np.arange(64, 90) + delta_of_shorter, (3, 1)))
+    assert delta == delta_of_shorter
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from runtime.media.recipes.recipe import ItemSize
 
 # Frames of the longest video, where limits don't say.
 DEFAULT_FRAMES = 16
-# Of the sides of an image; the recipe takes no others.
+# Ratios of an image's sides, from 1 on; the recipe takes no others.
 _RATIOS = 200
 
 

@@ -1,0 +1,122 @@
+"""Files of images as anyone may send them: right pixels, or an error that says what is wrong."""
+
+import io
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers.image_transforms import convert_to_rgb
+
+from protos.inference_pb2 import ITEM_KIND_IMAGE, ITEM_KIND_VIDEO, ItemData
+from tests.support.models.vision_models import file_of, item, picture
+from worker.encoders.encoder import ItemError
+from worker.encoders.pixels import decoded
+
+
+def _decoded(file: bytes) -> np.ndarray:
+    (image,) = decoded(ItemData(kind=ITEM_KIND_IMAGE, files=[file]))
+    assert image.mode == "RGB"
+    return np.asarray(image)
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGB", "RGBA", "P", "CMYK", "1"])
+def test_modes_become_rgb_as_by_transformers(mode: str) -> None:
+    image = picture(23, 17, mode="RGBA" if mode in ("LA", "RGBA") else "RGB").convert(mode)
+    file = file_of(image, "JPEG" if mode == "CMYK" else "PNG")
+    theirs: Any = convert_to_rgb(Image.open(io.BytesIO(file)), return_numpy=True)
+    assert np.array_equal(_decoded(file), theirs)
+
+
+def test_a_transparent_palette_lies_on_white() -> None:
+    image = Image.new("P", (4, 4))
+    image.putpalette([10, 20, 30, 200, 100, 50])
+    image.putpixel((0, 0), 1)
+    got = _decoded(file_of(image, "PNG", transparency=0))
+    assert got[0, 0].tolist() == [200, 100, 50]
+    assert got[1, 1].tolist() == [255, 255, 255]
+
+
+def test_16_bits_of_grey_become_8() -> None:
+    values = (np.arange(12, dtype=np.uint16) * 5000).reshape(3, 4)
+    got = _decoded(file_of(Image.fromarray(values)))
+    assert np.array_equal(got, np.repeat((values >> 8)[..., None], 3, axis=-1))
+
+
+@pytest.mark.parametrize(("orientation", "corner"), [(1, (0, 0)), (3, (4, 6)), (6, (0, 4)), (8, (6, 0))])
+def test_exif_data_turns_an_image(orientation: int, corner: tuple[int, int]) -> None:
+    """corner: row and column to which the pixel at the top left goes."""
+    image = Image.new("RGB", (7, 5))
+    image.putpixel((0, 0), (255, 0, 0))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    got = _decoded(file_of(image, "PNG", exif=exif))
+    assert got.shape == ((7, 5, 3) if orientation in (6, 8) else (5, 7, 3))
+    assert got[corner].tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize("file_format", ["GIF", "WEBP", "PNG"])
+def test_the_first_frame_of_an_animation(file_format: str) -> None:
+    frames = [Image.new("RGB", (8, 6), colour) for colour in ((255, 0, 0), (0, 255, 0))]
+    options = {"lossless": True} if file_format == "WEBP" else {}
+    got = _decoded(file_of(frames[0], file_format, save_all=True, append_images=frames[1:], **options))
+    assert got.shape == (6, 8, 3)
+    assert got[3, 3].tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize("file_format", ["PNG", "JPEG", "WEBP", "GIF", "BMP"])
+def test_a_truncated_file(file_format: str) -> None:
+    file = file_of(picture(64, 64), file_format)
+    with pytest.raises(ItemError, match=r"can't be decoded|none of these formats"):
+        _decoded(file[: len(file) // 2])
+
+
+def test_one_pixel() -> None:
+    assert _decoded(file_of(Image.new("RGB", (1, 1), (1, 2, 3)))).tolist() == [[[1, 2, 3]]]
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(b"<svg xmlns='http://www.w3.org/2000/svg'/>", id="svg"),
+        pytest.param(file_of(picture(8, 8), "TIFF"), id="tiff"),
+    ],
+)
+def test_other_formats_are_refused(file: bytes) -> None:
+    with pytest.raises(ItemError, match="PNG, JPEG, WEBP, GIF, BMP"):
+        _decoded(file)
+
+
+def test_a_bomb_is_refused_before_it_is_decoded() -> None:
+    """The header alone says 64k x 64k."""
+    file = bytearray(file_of(Image.new("L", (1, 1))))
+    file[16:24] = (65536).to_bytes(4, "big") * 2
+    file[29:33] = zlib.crc32(file[12:29]).to_bytes(4, "big")
+    with pytest.raises(ItemError, match=r"can't be decoded.*decompression bomb"):
+        _decoded(bytes(file))
+
+
+def test_random_bytes_are_errors_or_images() -> None:
+    """Nothing but ItemError comes out of damaged files."""
+    draws = np.random.default_rng(0)
+    files = [file_of(picture(16, 16), file_format) for file_format in ("PNG", "JPEG", "WEBP", "GIF", "BMP")]
+    num_errors = 0
+    for _ in range(400):
+        file = np.frombuffer(files[int(draws.integers(len(files)))], np.uint8).copy()
+        file[draws.integers(0, len(file), 4)] = draws.integers(0, 256, 4)
+        try:
+            _decoded(file.tobytes())
+        except ItemError:
+            num_errors += 1
+    assert 0 < num_errors < 400
+
+
+def test_frames_of_a_video_have_one_size() -> None:
+    with pytest.raises(ItemError, match="frame 1 of a video has 9 x 8 pixels, and the first one 8 x 8"):
+        decoded(item([picture(8, 8), picture(9, 8)], is_video=True))
+    with pytest.raises(ItemError, match="no frames"):
+        decoded(ItemData(kind=ITEM_KIND_VIDEO))
+    with pytest.raises(ItemError, match="2 files"):
+        decoded(item([picture(8, 8), picture(8, 8)]))
