@@ -2,10 +2,10 @@
 
     python -m benchmarks.scheduler.properties --steps 1000000 [--jobs 2] [--seed 0]
 
-Each walk draws settings (policy, chunking, preemption mode and rule, steps in flight, stages, drafts, pool sizes) and a
-load, and checks the invariants of tests/properties/world.py and plan_checks.py after every step. Prints one JSON line
-at the end: {steps, walks, seconds, failures, seen}, where `seen` counts how often each feature occurred. Exits 1 if an
-invariant broke; the failure names the seed of its walk, which `--walk SEED` runs again.
+Each walk draws settings (policy, chunking, preemption mode and rule, steps in flight, stages, drafts, pool sizes, the
+cache of items) and a load, and checks the invariants of tests/properties/world.py and plan_checks.py after every step.
+Prints one JSON line at the end: {steps, walks, seconds, failures, seen}, where `seen` counts how often each feature
+occurred. Exits 1 if an invariant broke; the failure names the seed of its walk, which `--walk SEED` runs again.
 """
 
 import argparse

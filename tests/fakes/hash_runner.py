@@ -18,9 +18,10 @@ import numpy as np
 from configs.options import Options
 from protos import inference_pb2, step_pb2
 from runtime.wire import octavo_version
+from tests.fakes.encoder import FakeItems
 from tests.fakes.socket_group import SocketGroup
 from worker.errors import PlanError
-from worker.step.runner import DoneResult, PreparesItems
+from worker.step.runner import DoneResult
 
 # The model never outputs ids below it, except EOS.
 FIRST_TOKEN = 20
@@ -35,6 +36,10 @@ def _extend(digest: bytes, token_id: int) -> bytes:
     return hashlib.blake2b(digest + token_id.to_bytes(4, "little"), digest_size=8).digest()
 
 
+def _extend_by_item(digest: bytes, name: bytes, place: int) -> bytes:
+    return hashlib.blake2b(digest + name + place.to_bytes(4, "little"), digest_size=8).digest()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HashModel:
     """eos_every: about one in this many tokens is EOS; 0: none."""
@@ -47,6 +52,8 @@ class HashModel:
     eos_token_id: int = 2
     eos_every: int = 0
     fingerprint: str = "hashes"
+    # Above 0: the model takes items.
+    encoder_cache_size: int = 0
 
     def next_token(self, digest: bytes, seed: int, choice: int) -> int:
         drawn = int.from_bytes(hashlib.blake2b(b"%b/%d/%d" % (digest, seed, choice), digest_size=8).digest(), "little")
@@ -55,12 +62,24 @@ class HashModel:
         return FIRST_TOKEN + drawn % (self.vocab_size - FIRST_TOKEN)
 
     def generate(
-        self, prompt: Sequence[int], count: int, *, seed: int = 0, choice: int = 0, ignore_eos: bool = False
+        self,
+        prompt: Sequence[int],
+        count: int,
+        *,
+        seed: int = 0,
+        choice: int = 0,
+        ignore_eos: bool = False,
+        items: Sequence[inference_pb2.ItemSpan] = (),
     ) -> list[int]:
         """A sequence's output, computed without any scheduling: up to `count` tokens, EOS included."""
         digest = b""
-        for token_id in prompt:
-            digest = _extend(digest, token_id)
+        names = {i: (item, i - item.first_token) for item in items for i in _positions(item)}
+        for position, token_id in enumerate(prompt):
+            if position in names:
+                item, place = names[position]
+                digest = _extend_by_item(digest, item.name, place)
+            else:
+                digest = _extend(digest, token_id)
         tokens: list[int] = []
         while len(tokens) < count and not (tokens and tokens[-1] == self.eos_token_id and not ignore_eos):
             tokens.append(self.next_token(digest, seed, choice))
@@ -79,7 +98,12 @@ class HashModel:
             block_size=options.block_size,
             num_blocks=options.num_blocks_override or self.num_blocks,
             octavo_version=octavo_version(),
+            media_json='{"name": "hashes"}' if self.encoder_cache_size else "",
         )
+
+
+def _positions(item: inference_pb2.ItemSpan | step_pb2.RowItem) -> range:
+    return range(item.first_token, item.first_token + item.num_tokens)
 
 
 @dataclass(slots=True)
@@ -91,6 +115,8 @@ class _Row:
     block_ids: list[int]
     sampling: inference_pb2.SamplingParams
     choice: int
+    # Number and place, by position.
+    items: dict[int, tuple[int, int]]
 
 
 def _fail() -> None:
@@ -120,10 +146,13 @@ class HashRunner:
     violations: list[str] = field(default_factory=list)
     holds_constrained: bool = False
     drafter: str = ""
-    items: PreparesItems | None = None
+    # Encodes items, if it is a rank of the first stage.
+    items: FakeItems | None = None
 
     def __post_init__(self) -> None:
         self.model_info = self.model.info(self.options)
+        if self.model.encoder_cache_size:
+            self.items = FakeItems(self.model.encoder_cache_size)
         self._group: SocketGroup | None = None
         self.reset()
 
@@ -141,6 +170,8 @@ class HashRunner:
         self._kv: dict[int, bytes] = {}
         self._host: dict[int, dict[int, bytes]] = {}
         self._sequences: set[int] = set()
+        if self.items is not None:
+            self.items.reset()
 
     def join(self, groups: Any, while_waiting: object = None) -> None:
         """groups: a SocketGroup or None. It has no calls on tensors, because there are no tensors."""
@@ -178,6 +209,8 @@ class HashRunner:
             assert count <= len(self._rows[row].block_ids), "num_kept_blocks: more than there are"
             del self._rows[row].block_ids[count:]
         self._grow(plan)
+        if self.items is not None:
+            self.items.apply(plan)
         scheduled = [(row, 1) for row in np.frombuffer(plan.decode_rows, "<u2").tolist()]
         for row, _ in scheduled:
             held = self._rows[row]
@@ -225,6 +258,7 @@ class HashRunner:
         row = self._rows[new.row] = _Row(
             new.sequence, list(new.token_ids), new.num_prompt_tokens, new.num_computed_tokens, list(new.block_ids),
             new.sampling, new.choice,
+            {i: (item.number, i - item.first_token) for item in new.items for i in _positions(item)},
         )  # fmt: skip
         assert len(row.block_ids) * self.options.block_size >= row.num_computed_tokens, "block_ids: too few"
 
@@ -251,12 +285,22 @@ class HashRunner:
         assert 1 <= count <= len(row.token_ids) - row.num_computed_tokens, "num_tokens: more than there are"
         expected = b""
         for position in range(row.num_computed_tokens):
-            expected = _extend(expected, row.token_ids[position])
+            expected = self._extended(expected, row, position, is_computed=True)
             assert self._kv.get(self._slot(row, position)) == expected, f"position {position} holds another prefix's KV"
         for position in range(row.num_computed_tokens, end):
-            expected = _extend(expected, row.token_ids[position])
+            expected = self._extended(expected, row, position, is_computed=False)
             self._kv[self._slot(row, position)] = expected
         row.num_computed_tokens = end
+
+    def _extended(self, digest: bytes, row: _Row, position: int, *, is_computed: bool) -> bytes:
+        """The digest of the prefix up to a position. is_computed: it is in the KV cache already."""
+        if position not in row.items:
+            return _extend(digest, row.token_ids[position])
+        assert self.items is not None, "items: this rank encodes none"
+        number, place = row.items[position]
+        name = self.items.name_of(number) if is_computed else self.items.embeddings(number)
+        # An item that was never sent here in this epoch: its tokens were found in the prefix cache.
+        return self._kv[self._slot(row, position)] if name is None else _extend_by_item(digest, name, place)
 
     def _sample(self, row: _Row, result: step_pb2.StepResult) -> list[tuple[int, int, int]]:
         """(sequence, position, token) if the row samples."""

@@ -7,6 +7,7 @@ that ends there, so a read of a wrong slot is detected.
 from dataclasses import dataclass
 
 from scheduler.core.messages import FinishReason, GroupRequest, RepetitionRule, StopRules
+from tests.fakes.items import with_embeddings
 
 VOCAB_SIZE = 13
 # The part of a digest that holds the last token.
@@ -106,9 +107,8 @@ def outputs_alone(request: GroupRequest, eos: frozenset[int] = frozenset()) -> d
     """The expected output of each choice of a request, by choice."""
     sampling = request.sampling
     assert isinstance(sampling, FakeSampling)
+    prompt = with_embeddings(request.prompt_token_ids, request.items)
     return {
-        start.choice: generate(
-            request.prompt_token_ids, start.output_token_ids, start.choice, request.stop, eos, sampling
-        )
+        start.choice: generate(prompt, start.output_token_ids, start.choice, request.stop, eos, sampling)
         for start in request.choices
     }

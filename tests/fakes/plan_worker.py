@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scheduler.core.messages import Plan, PlannedRow, Result
+from scheduler.core.messages import ItemSpan, Plan, PlannedRow, Result, WantedItem
+from tests.fakes.items import with_embeddings
 from tests.fakes.model import FakeSampling, extend_digest, logprobs_of, next_token, num_forced
 
 Digests = list[int | None]
@@ -32,6 +33,7 @@ class WorkerRow:
     has_sampled: bool = False
     # Its logits were not finite, so its samples have no meaning.
     has_failed: bool = False
+    items: list[tuple[int, ItemSpan]] = field(default_factory=list)
 
     @property
     def num_outputs(self) -> int:
@@ -42,9 +44,10 @@ class WorkerRow:
         """Tokens that are known but not computed."""
         return len(self.token_ids) - self.num_computed_tokens
 
-    def extend(self, token_ids: Iterable[int]) -> None:
-        for token_id in token_ids:
-            self.token_ids.append(token_id)
+    def extend(self, token_ids: Iterable[int], seen: Iterable[int] | None = None) -> None:
+        """seen: the tokens as a model sees them; None: as they are."""
+        self.token_ids += token_ids
+        for token_id in token_ids if seen is None else seen:
             self.digests.append(extend_digest(self.digests[-1], token_id))
 
     def truncate(self, num_tokens: int) -> None:
@@ -88,7 +91,15 @@ class PlanWorker:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         num_swap_blocks: int = 0,
+        encoder_cache_size: int = 0,
     ) -> None:
+        self.encoder_cache_size = encoder_cache_size
+        # Items by number: those that are to be prepared or are, and those whose embeddings are in the cache.
+        self.inputs: dict[int, WantedItem] = {}
+        self.embeddings: dict[int, WantedItem] = {}
+        # Numbers of the inputs that are prepared.
+        self.prepared: set[int] = set()
+        self._name_of: dict[int, bytes] = {}
         self.block_size = block_size
         self.num_blocks = num_blocks
         self.num_swap_blocks = num_swap_blocks
@@ -119,7 +130,9 @@ class PlanWorker:
         for row, num_kept in plan.trimmed_rows:
             self._trim(self.rows[row], num_kept)
         self._grow(plan)
+        self._apply_items(plan)
         batch = self._batch(plan)
+        self._check_items(batch)
         self._check_writers(plan, batch)
         drafts = self._add_drafts(plan, batch)
         self._write(batch)
@@ -135,6 +148,42 @@ class PlanWorker:
                 self._sample(row, drafts.get(row.sequence, ()), failing, drafter if count else None, count, sampled)
         assert not wanted, "drafts are wanted of a row that does not sample"
         return sampled.result(plan.step)
+
+    # --- Items
+
+    def receive(self, item: WantedItem) -> None:
+        """Takes an item to prepare; `prepare` says when it is."""
+        assert item.number not in self.inputs, f"item {item.number} is sent again, without being forgotten"
+        assert self._name_of.setdefault(item.number, item.name) == item.name, "a number names two items"
+        self.inputs[item.number] = item
+
+    def prepare(self, number: int) -> None:
+        self.prepared.add(number)
+
+    def fail(self, number: int) -> None:
+        del self.inputs[number]
+
+    def _apply_items(self, plan: Plan) -> None:
+        for number in plan.dropped_items:
+            assert self.embeddings.pop(number, None), f"item {number} is dropped, and has no embeddings"
+        for number in plan.forgotten_items:
+            assert number in self.prepared, f"item {number} is forgotten, and is not prepared"
+            self.prepared.remove(number)
+            del self.inputs[number]
+        for number in plan.encoded_items:
+            assert number in self.prepared, f"item {number} is encoded before it is prepared"
+            assert number not in self.embeddings, f"item {number} is encoded twice"
+            self.embeddings[number] = self.inputs[number]
+        size = sum(item.num_embeddings for item in self.embeddings.values())
+        assert size <= self.encoder_cache_size, f"{size} embeddings in a cache of {self.encoder_cache_size}"
+
+    def _check_items(self, batch: list[tuple[WorkerRow, int]]) -> None:
+        for row, count in batch:
+            start, end = row.num_computed_tokens, row.num_computed_tokens + count
+            for number, span in row.items:
+                if span.first_token < end and start < span.end:
+                    assert number in self.embeddings, f"item {number} is computed without its embeddings"
+                    assert self.embeddings[number].name == span.name, f"item {number} is another one"
 
     # --- Differences
 
@@ -172,8 +221,10 @@ class PlanWorker:
             block_ids=list(planned.block_ids),
             num_computed_tokens=planned.num_computed_tokens,
             digests=[planned.sampling.scope],
+            items=planned.items,
         )
-        row.extend(planned.token_ids)
+        spans = tuple(span for _, span in planned.items)
+        row.extend(planned.token_ids, with_embeddings(tuple(planned.token_ids), spans))
         self.rows[planned.row] = row
 
     def _trim(self, row: WorkerRow, num_kept: int) -> None:

@@ -19,6 +19,11 @@ def is_valid(world: World, request: GroupRequest) -> bool:
     capacity = world.worker.num_blocks * settings.block_size + 1
     if num_prompt_tokens + request.stop.max_tokens > min(settings.max_model_len, capacity):
         return False
+    sizes = {span.name: span.num_embeddings for span in request.items}.values()
+    # Without chunked prefill, all are encoded in one step.
+    at_once = max(sizes, default=0) if settings.enable_chunked_prefill else sum(sizes)
+    if at_once > settings.encoder_cache_size:
+        return False
     return settings.enable_chunked_prefill or num_prompt_tokens <= settings.max_num_batched_tokens
 
 

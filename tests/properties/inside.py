@@ -34,6 +34,21 @@ def names(core: Core) -> set[bytes]:
     return set(core._state.pool._block_of)
 
 
+def items(core: Core) -> tuple[set[int], set[int]]:
+    """Numbers of the items that have embeddings in the workers, and of those that have an input there or soon will."""
+    state = core._state.items
+    known = state._by_number.values()
+    return (
+        {item.number for item in known if item.is_cached},
+        {item.number for item in known if item.input.value != "absent"} | set(state._forgotten),
+    )
+
+
+def forgotten(core: Core) -> set[int]:
+    """Numbers of the items that the next plan forgets."""
+    return set(core._state.items._forgotten)
+
+
 def is_isolating(core: Core) -> bool:
     """True while a group suspected of failing workers is computed alone: the usual order does not hold."""
     return core._state.fault_isolation.is_isolating

@@ -3,6 +3,7 @@
 from tests.properties.mutation import Mutant
 from tests.properties.workloads import SPECULATIONS
 
+_ITEMS = {"encoder_cache_size": 9}
 _SWAP = {"preemption_mode": "swap", "num_swap_blocks": 12}
 _DRAFTS = {"speculation": SPECULATIONS[3]}
 _AHEAD = {"max_steps_in_flight": 3, "num_stages": 1, "speculation": None}
@@ -196,6 +197,65 @@ MUTANTS = [
     _mutant(
         "removal-not-told", "core.state.blocks", "self._events.append(BlockRemoved(block_hash))", "pass",
         "routers send requests to a replica whose blocks are gone", enable_prefix_caching=True,
+    ),
+    # --- Items
+    _mutant(
+        "item-dropped-too-early", "core.state.items", "            self._unheld.pop(item.number, None)\n", "",
+        "embeddings leave the cache while a sequence is in the middle of their item", **_ITEMS,
+    ),
+    _mutant(
+        "item-let-go-in-its-own-plan", "core.state.items",
+        "            self._passed.append(items[sequence.next_item])\n",
+        "            self._release(items[sequence.next_item])\n"
+        "            self._need_no_more(items[sequence.next_item])\n",
+        "a plan drops the embeddings that it needs, for an item of a later sequence", **_ITEMS,
+    ),
+    _mutant(
+        "items-not-named", "core.state.blocks",
+        'group.items_by_block.get(num_hashed, b"") if group.items_by_block else b""', 'b""',
+        "a prompt with one image finds the blocks of the same prompt with another", **_ITEMS,
+        enable_prefix_caching=True,
+    ),
+    _mutant(
+        "encode-missed", "core.state.items", "        self._encoded.append(item.number)\n", "",
+        "no plan encodes an item that counts as cached", **_ITEMS,
+    ),
+    _mutant(
+        "item-encoded-unprepared", "core.state.items",
+        "                if item.input is not ItemInput.PREPARED:\n                    self._ask",
+        "                if item.input is ItemInput.ABSENT:\n                    self._ask",
+        "a plan encodes an item that the workers are still decoding", **_ITEMS,
+    ),
+    _mutant(
+        "cache-overfull", "core.state.items",
+        "while self._num_cached + item.num_embeddings > self._size:",
+        "while self._num_cached + item.num_embeddings > self._size + 2:",
+        "more embeddings are kept than the workers have room for", **_ITEMS,
+    ),
+    _mutant(
+        "encoder-budget-ignored", "core.state.items",
+        "self._is_full |= bool(before) and num_encoded > self._budget", "pass",
+        "one step encodes all images of a prompt",
+        **_ITEMS, max_num_encoder_input_tokens=6, enable_chunked_prefill=True,
+    ),
+    _mutant(
+        "forgotten-while-needed", "core.state.items",
+        "if not item.num_needing and item.input is ItemInput.PREPARED:", "if item.input is ItemInput.PREPARED:",
+        "an item's input is given up although a waiting sequence needs it", **_ITEMS,
+    ),
+    _mutant(
+        "sent-while-being-forgotten", "core.state.items", "if item.number in self._forgotten:", "if False:",
+        "the workers get an item anew, and then a plan that says to forget it", **_ITEMS,
+    ),
+    _mutant(
+        "items-survive-their-workers", "core.state.items",
+        "item.is_cached, item.input = False, ItemInput.ABSENT", "item.input = ItemInput.ABSENT",
+        "embeddings of lost workers count as cached", **_ITEMS,
+    ),
+    _mutant(
+        "preempted-items-not-needed", "core.state.items",
+        "            item.num_needing += 1\n        sequence.next_item = 0\n", "            item.num_needing += 1\n",
+        "a sequence that comes back computes its items without embeddings", **_ITEMS,
     ),
     # --- Ends
     _mutant(

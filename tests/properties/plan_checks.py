@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from scheduler.core.messages import Plan
 from scheduler.core.state.blocks import num_blocks_for
 from tests.properties import inside
+from tests.properties.items import check_encoded, may_lack_items
 from tests.properties.model import ModelSequence, plans_between, work_of
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def check_plan(world: World, plan: Plan) -> int:
     _check_drafts(world, plan)
     _check_kinds(world, plan)
     _check_decodes(world, plan, batch)
+    check_encoded(world, plan)
     return _check_admissions(world, plan)
 
 
@@ -140,6 +142,9 @@ def _can_go_on(world: World, sequence: ModelSequence) -> bool:
     row = world.worker.rows[sequence.row]
     if row.has_failed or row.num_outputs >= sequence.request.stop.max_tokens:
         return False
+    if row.items and not row.has_sampled:
+        # It may wait for items, or for room for them.
+        return False
     is_named = any(sequence.row in flight.rows for flight in world.in_flight)
     if not is_named:
         return True
@@ -213,6 +218,11 @@ def _check_admissions(world: World, plan: Plan) -> int:
             if earlier.tenant != sequence.tenant and not has_priority:
                 # Tenants share, but not with requests of lower priority.
                 continue
+            if may_lack_items(world, earlier, plan):
+                # The later ones are now ahead of it.
+                earlier.last_plan += plans_between(settings) * work_of(sequence, settings)
+                world.seen["items: overtaken while they are prepared"] += 1
+                continue
             may_pass = settings.max_long_partial_prefills < settings.max_num_partial_prefills
             threshold = settings.long_prefill_token_threshold
             assert may_pass, f"{sequence.key} overtakes {earlier.key}"
@@ -231,7 +241,7 @@ def check_no_plan(world: World, *, has_preempted: bool) -> None:
     if len(world.in_flight) == settings.max_steps_in_flight:
         return
     if not world.in_flight:
-        assert not world.live, "an empty step while something waits"
+        assert not world.live or world.unanswered, "an empty step while something waits"
         return
     if world.is_isolating:
         return
@@ -239,6 +249,8 @@ def check_no_plan(world: World, *, has_preempted: bool) -> None:
     ready = [sequence.key for sequence in running if _can_go_on(world, sequence) and not _may_sit_out(world, sequence)]
     assert not ready, f"an empty step while {ready} could go on"
     # Choices wait for the prompt that another choice computes, and few prefills may share a step.
+    if any(sequence.request.items for sequence in world.live.values()):
+        return
     if has_preempted or not world.waiting or any(not world.worker.rows[each.row].has_sampled for each in running):  # type: ignore[index]
         return
     firsts = {

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scheduler.core.messages import FinishReason, Result, SequenceKey
+from scheduler.core.messages import FinishReason, Result, SequenceKey, StepOutputs
+from tests.fakes.model import logprobs_of
 from tests.properties.model import Flight, ModelSequence
 
 if TYPE_CHECKING:
@@ -52,6 +53,29 @@ def expect(
             ends.append((world.by_generation[number], FinishReason.ERROR))
             world.seen["forgotten by the workers"] += 1
     return tokens, ends
+
+
+def take_outputs(world: World, outputs: StepOutputs, expected: dict[SequenceKey, list[int]]) -> None:
+    """Checks the outputs of a step, and gives sequences their tokens."""
+    keys = list(zip(outputs.groups.tolist(), outputs.choices.tolist(), strict=True))
+    counts = [1] * len(keys) if outputs.num_tokens is None else outputs.num_tokens.tolist()
+    assert len(set(keys)) == len(keys) == len(outputs.first_tokens)
+    assert sum(counts) == len(outputs.token_ids)
+    assert set(keys) == expected.keys(), "tokens of other sequences than those that sampled"
+    start = 0
+    for index, (key, count) in enumerate(zip(keys, counts, strict=True)):
+        sequence = world.live[key]
+        token_ids = outputs.token_ids[start : start + count].tolist()
+        start += count
+        assert outputs.first_tokens[index] == len(sequence.tokens), "a gap"
+        assert token_ids == expected[key]
+        sequence.tokens += token_ids
+        assert sequence.tokens == sequence.expected.token_ids[: len(sequence.tokens)], "not its output when alone"
+        if sequence.request.sampling.has_logprobs:  # type: ignore[attr-defined]
+            assert outputs.logprobs[index] == [logprobs_of(token_id) for token_id in token_ids]
+        else:
+            assert index not in outputs.logprobs
+    world.num_output_tokens += len(outputs.token_ids)
 
 
 def _note_waits(world: World, result: Result) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from scheduler.core.messages import ANY_PRIORITY, Moment
 from tests.properties import inside
 from tests.properties.admission import has_used_up_its_share
+from tests.properties.items import check_items
 from tests.properties.model import age_of
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def _refused_priority(world: World, tenant: str) -> int:
 
 def check_tables(world: World) -> None:
     """Right after a plan the worker's tables, built from differences, equal the core's."""
+    check_items(world)
     drafting = {row for flight in world.in_flight for row, _ in flight.plan.drafts}
     for key, table in inside.tables(world.core).items():
         row = world.worker.rows[table.row]
@@ -95,6 +97,10 @@ def check_idle(world: World) -> None:
     assert load.num_free_blocks == load.num_blocks
     assert load.num_free_swap_blocks == world.worker.num_swap_blocks
     assert world.core.num_steps_in_flight == 0
+    embeddings, inputs = inside.items(world.core)
+    assert embeddings == world.worker.embeddings.keys()
+    # What is not needed any more is told with the next plan.
+    assert inputs == world.worker.inputs.keys() <= inside.forgotten(world.core) | world.unanswered
     for group in world.finished_groups:
         _check_timeline(world, group)
 

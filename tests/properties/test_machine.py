@@ -5,6 +5,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from scheduler.core.messages import ChoiceStart, CoreSettings, GroupRequest, StopRules
+from tests.fakes.items import item_span
 from tests.fakes.model import VOCAB_SIZE, FakeSampling
 from tests.properties.state_checks import check
 from tests.properties.workloads import EOS, MAX_MODEL_LEN, SPECULATIONS, step_costs
@@ -63,6 +64,8 @@ def core_settings(draw: st.DrawFn) -> CoreSettings:
         speculation=draw(st.sampled_from(SPECULATIONS)),
         max_queued_requests=queued[0],
         max_queued_tokens=queued[1],
+        encoder_cache_size=draw(st.sampled_from([0, 9, 20])),
+        max_num_encoder_input_tokens=draw(st.sampled_from([1, 8])),
     )
 
 
@@ -83,6 +86,7 @@ class CoreMachine(RuleBasedStateMachine):
         seconds=st.one_of(st.none(), st.none(), st.floats(0, 20)),
         count=st.sampled_from([1, 1, 3]),
         tenant=st.sampled_from(["", "a", "b"]),
+        items=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 6)), max_size=2),
     )
     def submit(
         self,
@@ -95,7 +99,15 @@ class CoreMachine(RuleBasedStateMachine):
         seconds: float | None,
         count: int,
         tenant: str,
+        items: list[tuple[int, int]],
     ) -> None:
+        """items: each one's index, and its distance from the one before."""
+        spans, end = [], 0
+        for index, distance in items:
+            span = item_span(index, end + distance)
+            end = span.end
+            if end <= len(prompt):
+                spans.append(span)
         for _ in range(count):
             group = self.world.num_groups + 1
             # KV of one salt must never serve another; without prefix caching, nor KV of one group.
@@ -112,6 +124,7 @@ class CoreMachine(RuleBasedStateMachine):
                 cache_salt=salt,
                 deadline=None if seconds is None else self.world.now + seconds,
                 tenant=tenant,
+                items=tuple(spans) if self.world.settings.encoder_cache_size else (),
             )
             self.world.submit(request)
 
@@ -144,6 +157,13 @@ class CoreMachine(RuleBasedStateMachine):
         for _ in range(count):
             if not self.world.schedule() and self.world.in_flight:
                 self.world.deliver()
+            elif self.world.unanswered:
+                self.world.answer_item(min(self.world.unanswered))
+
+    @precondition(lambda self: self.world.unanswered)
+    @rule(data=st.data(), failing=st.sampled_from([False] * 7 + [True]))
+    def answer_item(self, data: st.DataObject, failing: bool) -> None:
+        self.world.answer_item(data.draw(st.sampled_from(sorted(self.world.unanswered))), failing=failing)
 
     @precondition(lambda self: len(self.world.in_flight) > 1)
     @rule()

@@ -35,7 +35,14 @@ def walk(seed: str, *, core_class: type[Core] = Core, changes: Mapping[str, obje
     choose = Random(seed)
     aging = Random(f"aging {seed}").choice([0.0, 0.0, 1.0, 5.0])
     holds = Random(f"constraints {seed}").random() < 0.5
-    settings = random_settings(choose, {"priority_aging": aging, "holds_constrained": holds} | dict(changes))
+    of_items = Random(f"items {seed}")
+    own = {
+        "priority_aging": aging,
+        "holds_constrained": holds,
+        "encoder_cache_size": of_items.choice([0, 0, 0, 9, 12, 20]),
+        "max_num_encoder_input_tokens": of_items.choice([1, 6, 10, 40]),
+    }
+    settings = random_settings(choose, own | dict(changes))
     walker = _Walker(seed, choose, settings, core_class)
     try:
         walker.run()
@@ -67,9 +74,17 @@ class _Walker:
         self.tenants = Random(f"tenants {seed}").choice([("",), ("a",), ("a", "b", "c")])
         constrained = Random(f"constrained {seed}").choice([0.0, 0.0, 0.0, 0.3, 1.0])
         predictable = 0.7 if settings.speculation else 0.0
+        # So have items.
+        self._choose_items = Random(f"items of {seed}")
+        items = self._choose_items.choice([0.3, 1.0]) if settings.encoder_cache_size else 0.0
         self._workload = replace(
-            Workload.random(choose), tenants=self.tenants, constrained=constrained, predictable=predictable
+            Workload.random(choose),
+            tenants=self.tenants,
+            constrained=constrained,
+            predictable=predictable,
+            items=items,
         )
+        self._swiftness = self._choose_items.choice([0.2, 0.6, 1.0])
         self.world = World(
             settings,
             core_class=core_class,
@@ -131,6 +146,9 @@ class _Walker:
         if world.settings.speculation and self._choose_costs.random() < 0.05:
             world.core.set_costs(step_costs(self._choose_costs.choice([0.0, 0.0, 0.1, 0.4])))
             world.seen["costs told"] += 1
+        while world.unanswered and self._choose_items.random() < self._swiftness:
+            number = self._choose_items.choice(sorted(world.unanswered))
+            world.answer_item(number, failing=self._choose_items.random() < self._mishaps)
         self._step()
 
     def _step(self) -> None:

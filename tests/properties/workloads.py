@@ -13,6 +13,7 @@ from scheduler.core.messages import (
     StepCosts,
     StopRules,
 )
+from tests.fakes.items import random_items
 from tests.fakes.model import VOCAB_SIZE, FakeSampling
 
 EOS = frozenset({0})
@@ -86,6 +87,8 @@ class Workload:
     constrained: float = 0.0
     # Likewise, the share of requests whose outputs drafters can predict.
     predictable: float = 0.0
+    # Likewise, the share of requests with items.
+    items: float = 0.0
 
     @classmethod
     def random(cls, choose: Random) -> "Workload":
@@ -103,10 +106,12 @@ class Workload:
         salt, tenant = choose.choice(["", "", "", "s"]), Random(group).choice(self.tenants)
         is_constrained = Random(f"constraint {group}").random() < self.constrained
         num_choices = choose.randint(2, 4) if choose.random() < self.many_choices else 1
+        prompt, of_items = self._prompt(choose), Random(f"items {group}")
         return GroupRequest(
             group=group,
             request_id=f"request-{group}",
-            prompt_token_ids=self._prompt(choose),
+            prompt_token_ids=prompt,
+            items=random_items(of_items, len(prompt)) if of_items.random() < self.items else (),
             choices=tuple(
                 ChoiceStart(choice=choice, output_token_ids=self._output(choose))
                 for choice in sorted(choose.sample(range(5), num_choices))

@@ -21,17 +21,17 @@ from scheduler.core.messages import (
     Result,
     SequenceEnd,
     SequenceKey,
-    StepOutputs,
 )
 from scheduler.core.state.blocks import num_blocks_for
-from tests.fakes.model import Output, logprobs_of, outputs_alone
+from tests.fakes.model import Output, outputs_alone
 from tests.fakes.plan_worker import Drafter, PlanWorker
 from tests.properties import inside
 from tests.properties.admission import is_full, is_valid, making_way
 from tests.properties.features import count_plan
+from tests.properties.items import answer_item, take_wanted
 from tests.properties.model import Flight, ModelSequence, bound_plans, plans_between, sequences_of, stay_of
 from tests.properties.plan_checks import check_empty_plan, check_found_blocks, check_no_plan, check_plan, rest_of_batch
-from tests.properties.results import expect, with_strays, without
+from tests.properties.results import expect, take_outputs, with_strays, without
 from tests.properties.state_checks import check, check_idle, check_tables
 
 ERROR, CANCELLED = FinishReason.ERROR, FinishReason.CANCELLED
@@ -69,6 +69,8 @@ class World:
         self.is_isolating = False
         # Blocks of sequences that are known to have failed: no request may find them until they are written anew.
         self.spoiled: set[int] = set()
+        # Numbers of items that the worker has not prepared yet.
+        self.unanswered: set[int] = set()
         self._guess = Random(seed)
         self._diligence = diligence
         self._groups: dict[int, list[ModelSequence]] = {}
@@ -83,6 +85,7 @@ class World:
             num_swap_blocks=num_swap_blocks,
             max_num_seqs=self.settings.max_num_seqs,
             max_num_batched_tokens=self.settings.max_num_batched_tokens,
+            encoder_cache_size=self.settings.encoder_cache_size,
         )
 
     @property
@@ -110,6 +113,7 @@ class World:
         assert valid, "accepted, although it can't run"
         assert not full or displaced, "accepted, although the queue is full"
         self._add(request, outputs_alone(request, self.settings.eos_token_ids))
+        take_wanted(self)
 
     def _add(self, request: GroupRequest, outputs: dict[int, Output]) -> None:
         members = sequences_of(self.settings, request, outputs, self.now)
@@ -164,9 +168,13 @@ class World:
             self._take_preemption(event)
         self._set_aside()
         if plan is None:
+            take_wanted(self)
             check_no_plan(self, has_preempted=bool(preemptions))
             return False
         self.num_plans += 1
+        for sequence in self.live.values():
+            # While items are prepared, others go first.
+            sequence.last_plan += bool(self.unanswered)
         overtaken = check_plan(self, plan)
         self.seen["a long prefill was passed"] += overtaken
         self.rows_to_free.clear()
@@ -176,6 +184,7 @@ class World:
             self._take_row(self.live[key], planned.row, planned.sequence, planned.num_computed_tokens, plan)
         numbers = [planned.sequence for planned in plan.new_rows] or list(self.by_generation)
         result = self.worker.run(plan, failing=[self._guess.choice(numbers)] if failing else (), drafter=drafter)
+        take_wanted(self)
         self.spoiled -= self.worker.renewed
         check_found_blocks(self, plan)
         self.in_flight.append(Flight(plan, result, frozenset(plan.decode_rows.tolist() + [r for r, _ in plan.chunks])))
@@ -267,10 +276,14 @@ class World:
             result = with_strays(result)
         expected_tokens, expected_ends = expect(self, flight, result)
         outputs = self.core.apply(result, self.now)
-        self._take_outputs(outputs, expected_tokens)
+        take_outputs(self, outputs, expected_tokens)
         self._take_ends(outputs.ends, expected_ends)
         if self._guess.random() < self._diligence:
             check(self)
+
+    def answer_item(self, number: int, *, failing: bool = False) -> None:
+        """Says that the worker has prepared an item, or can't."""
+        self._take_ends(*answer_item(self, number, failing=failing))
 
     def deliver_again(self, results: list[Result]) -> None:
         """Delivers results again. Those of plans that are not the oldest in flight must have no effect."""
@@ -282,27 +295,6 @@ class World:
                 self.seen["stale results"] += 1
 
     # --- What comes of it
-
-    def _take_outputs(self, outputs: StepOutputs, expected: dict[SequenceKey, list[int]]) -> None:
-        keys = list(zip(outputs.groups.tolist(), outputs.choices.tolist(), strict=True))
-        counts = [1] * len(keys) if outputs.num_tokens is None else outputs.num_tokens.tolist()
-        assert len(set(keys)) == len(keys) == len(outputs.first_tokens)
-        assert sum(counts) == len(outputs.token_ids)
-        assert set(keys) == expected.keys(), "tokens of other sequences than those that sampled"
-        start = 0
-        for index, (key, count) in enumerate(zip(keys, counts, strict=True)):
-            sequence = self.live[key]
-            token_ids = outputs.token_ids[start : start + count].tolist()
-            start += count
-            assert outputs.first_tokens[index] == len(sequence.tokens), "a gap"
-            assert token_ids == expected[key]
-            sequence.tokens += token_ids
-            assert sequence.tokens == sequence.expected.token_ids[: len(sequence.tokens)], "not its output when alone"
-            if sequence.request.sampling.has_logprobs:  # type: ignore[attr-defined]
-                assert outputs.logprobs[index] == [logprobs_of(token_id) for token_id in token_ids]
-            else:
-                assert index not in outputs.logprobs
-        self.num_output_tokens += len(outputs.token_ids)
 
     def _take_ends(self, ends: list[SequenceEnd], expected: list[tuple[ModelSequence, FinishReason]]) -> None:
         assert sorted((end.key, end.reason.value) for end in ends) == sorted(
@@ -340,6 +332,8 @@ class World:
         self.rows_to_free.clear()
         self.resting_rows.clear()
         self.spoiled.clear()
+        self.unanswered.clear()
+        assert not self.core.take_wanted_items(), "items of the last epoch are wanted"
         for sequence in self.live.values():
             sequence.leave_row()
             sequence.is_swapped = False
@@ -392,9 +386,11 @@ class World:
         """Runs until nothing is left, which takes a bounded number of plans."""
         remaining = rest_of_batch(self)
         while self.live or self.in_flight:
+            for number in sorted(self.unanswered):
+                self.answer_item(number)
             if self.schedule():
                 remaining -= 1
                 assert remaining >= 0 or self.settings.preemption_policy != "whole_context", "no end in sight"
-            else:
+            elif not self.unanswered:
                 self.deliver()
         check_idle(self)

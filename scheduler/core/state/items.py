@@ -61,11 +61,11 @@ class Items:
         self._num_cached = self._num_held = self._num_with_input = 0
         # Cached and not held; least recently used first.
         self._unheld: OrderedDict[int, Item] = OrderedDict()
+        self._forgotten.clear()
         for item in list(self._items.values()):
             item.is_cached, item.input = False, ItemInput.ABSENT
             self._remove_if_unused(item)
         self._wanted.clear()
-        self._forgotten.clear()
         self._dropped.clear()
         self._encoded.clear()
         self._passed.clear()
@@ -177,15 +177,16 @@ class Items:
         # What is still being prepared is forgotten when it is done: no answer of the workers is then on its way.
         if not item.num_needing and item.input is ItemInput.PREPARED:
             self._lose_input(item)
+            # Stays until a plan says so: it may be needed again before that.
             self._forgotten[item.number] = None
-            self._remove_if_unused(item)
 
     def _lose_input(self, item: Item) -> None:
         item.input = ItemInput.ABSENT
         self._num_with_input -= item.num_embeddings
 
     def _remove_if_unused(self, item: Item) -> None:
-        if not item.num_groups and not item.is_cached and item.input is ItemInput.ABSENT:
+        is_needed = item.num_groups or item.is_cached or item.input is not ItemInput.ABSENT
+        if not is_needed and item.number not in self._forgotten:
             del self._items[item.key], self._by_number[item.number]
 
     # --- Plans
@@ -252,12 +253,14 @@ class Items:
         plan.dropped_items, self._dropped = self._dropped, []
         plan.forgotten_items, self._forgotten = list(self._forgotten), {}
         plan.encoded_items, self._encoded = self._encoded, []
+        for number in plan.forgotten_items:
+            self._remove_if_unused(self._by_number[number])
         passed, self._passed = self._passed, []
         # What comes of this is for the next plan: this one still needs the items.
         for item in passed:
             self._release(item)
             self._need_no_more(item)
-        self.is_used = bool(self._items or self._forgotten)
+        self.is_used = bool(self._items)
 
     def _hold(self, item: Item) -> None:
         item.num_holders += 1
@@ -316,7 +319,7 @@ class Items:
                 if sequence.holds_item:
                     self._hold(group.items[sequence.next_item])
         self._unheld = OrderedDict((number, self._by_number[number]) for number in unheld)
-        self.is_used = bool(self._items or self._forgotten)
+        self.is_used = bool(self._items)
 
     # --- Integrity
 
@@ -336,7 +339,8 @@ class Items:
             assert item.num_holders == sum(index == s.next_item and s.holds_item for s, index in spans)
             assert item.is_cached or not item.num_holders, "an item is held that is not in the cache"
             assert (item.number in self._unheld) == (item.is_cached and not item.num_holders)
-            assert item.num_groups or item.is_cached or item.input is not ItemInput.ABSENT, "an unused item stays"
+            is_needed = item.num_groups or item.is_cached or item.input is not ItemInput.ABSENT
+            assert is_needed or item.number in self._forgotten, "an unused item stays"
             assert item.num_needing or item.input is not ItemInput.PREPARED, "an input stays that nothing needs"
         assert self._by_number == {item.number: item for item in self._items.values()}
         assert all(item is self._items.get(item.key) for group in live for item in group.items)

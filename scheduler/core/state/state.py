@@ -196,8 +196,9 @@ class State:
         ends = []
         for sequence in needing:
             # A group that has never run, here or elsewhere, is refused as a whole.
-            group = sequence.group
-            is_new = self.admission.is_queued(group.number) and not len(sequence.output_token_ids)
+            request = sequence.group.request
+            has_output = any(start.output_token_ids for start in request.choices)
+            is_new = self.admission.is_queued(request.group) and not has_output
             ends.append(dataclasses.replace(self.fail(sequence, message, now), is_invalid=is_new))
         self.items.failed(item)
         return ends

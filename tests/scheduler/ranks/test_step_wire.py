@@ -7,10 +7,11 @@ import pytest
 
 from protos import inference_pb2, step_pb2
 from runtime.wire import PROMPT_LOGPROBS_FRAME_BYTES, plan_digest
-from scheduler.core.messages import Plan, PlannedRow
+from scheduler.core.messages import ItemSpan, Plan, PlannedRow
 from scheduler.ranks.step_wire import GroupSampling, ResultError, StepCodec
 from tests.support.scheduler.steps import decodes, result_columns
 
+ITEM = ItemSpan(name=bytes(32), first_token=1, num_tokens=2, num_embeddings=2, grid=(1, 1, 2), time_step=0.5)
 LOGPROBS = inference_pb2.SamplingParams(logprobs=2)
 
 
@@ -39,8 +40,9 @@ def test_every_field_of_a_plan_is_sent():
     whole = plan(
         1, 3, 300,
         freed_rows=[8, 9], swapped_out=[(11, 0), (12, 1)], swapped_in=[(2, 13)],
-        new_rows=[planned(5, 77, choice=2, num_computed_tokens=1)], trimmed_rows=[(3, 4)], grown_rows=[3, 5],
-        num_new_blocks=[1, 2], new_blocks=[20, 21, 22], chunks=[(5, 2), (6, 3)], drafts=[(6, (40, 41))],
+        dropped_items=[31], forgotten_items=[32, 33], encoded_items=[34],
+        new_rows=[planned(5, 77, choice=2, num_computed_tokens=1, items=[(34, ITEM)])],
+        trimmed_rows=[(3, 4)], grown_rows=[3, 5], num_new_blocks=[1, 2], new_blocks=[20, 21, 22], chunks=[(5, 2), (6, 3)], drafts=[(6, (40, 41))],
     )  # fmt: skip
     expected = step_pb2.StepPlan(
         epoch=9, step=1, freed_rows=[8, 9], grown_rows=[3, 5], num_new_blocks=[1, 2], new_blocks=[20, 21, 22],
@@ -51,8 +53,10 @@ def test_every_field_of_a_plan_is_sent():
             step_pb2.NewRow(
                 row=5, sequence=77, token_ids=[5, 6, 7], num_prompt_tokens=3, num_computed_tokens=1, block_ids=[4],
                 sampling=inference_pb2.SamplingParams(), choice=2,
+                items=[step_pb2.RowItem(number=34, first_token=1, num_tokens=2, grid=[1, 1, 2], time_step=0.5)],
             )
         ],
+        dropped_items=[31], forgotten_items=[32, 33], encoded_items=[34],
     )  # fmt: skip
     assert sent(codec.encode(whole)) == expected
 

@@ -158,20 +158,30 @@ def test_a_full_disk_ends_the_trace_and_nothing_else(
     assert "No space left on device" in warning
 
 
-def test_a_trace_of_the_format_before_replays_to_the_same_plans(tmp_path: Path, trace: Path):
-    """Its requests know no rule about repetitions."""
+@pytest.mark.parametrize("version", [2, 5])
+def test_a_trace_of_an_older_format_replays_to_the_same_plans(tmp_path: Path, trace: Path, version: int):
+    """Its requests know no rule about repetitions, or no items."""
     (whole,) = replay([trace])
     old = tmp_path / "old.trace"
     content, at, num_requests = trace.read_bytes(), len(FIRST_LINE), 0
     with old.open("wb") as file:
-        file.write(b"octavo trace 2\n")
+        file.write(b"octavo trace %d\n" % version)
         while at < len(content):
             (size,) = struct.unpack_from("<I", content, at)
             head = struct.calcsize("<IHI")
             record = msgspec.msgpack.decode(content[at + head : at + head + size])
             if record[0] == "submit" and record[2]["stop"]["repetition"] is None:
-                del record[2]["stop"]["repetition"]
+                if version == 2:
+                    del record[2]["stop"]["repetition"]
+                del record[2]["items"]
                 num_requests += 1
+            elif record[0] == "schedule" and record[2] is not None:
+                # What the plan says of items.
+                assert record[2][-3:] == [[], [], []]
+                del record[2][-3:]
+            elif record[0] == "snapshot":
+                assert record[-1] is None
+                del record[-1], record[1]["encoder_cache_size"], record[1]["max_num_encoder_input_tokens"]
             file.write(frame(record))
             at += head + size
     (replayed,) = replay([old])

@@ -27,6 +27,7 @@ from scheduler.core.messages import (
     StepCosts,
     StepOutputs,
     StopRules,
+    WantedItem,
 )
 from scheduler.core.snapshot import Snapshot
 from scheduler.recording.records import plan_record
@@ -51,6 +52,7 @@ KINDS: dict[str, dict[str, object]] = {
     "drafts of the core": {"speculation": SPECULATIONS[2], "max_steps_in_flight": 3, "num_stages": 1},
     "steps in flight": {"max_steps_in_flight": 3, "num_stages": 1, "speculation": None},
     "stages": {"max_steps_in_flight": 4, "num_stages": 3},
+    "items": {"encoder_cache_size": 12, "max_num_encoder_input_tokens": 6},
     "prefills first": {
         "enable_chunked_prefill": False, "max_num_batched_tokens": 40, "long_prefill_token_threshold": 0,
     },
@@ -63,6 +65,7 @@ HELD = {
     "drafts of the core": ["a plan in flight with drafts"],
     "steps in flight": ["plans in flight", "resting rows", "untold rows"],
     "stages": ["plans in flight"],
+    "items": ["items", "unheld items", "held items", "forgotten items", "inputs asked for", "inputs"],
     "prefills first": ["running"],
 }
 
@@ -89,6 +92,13 @@ def count(snapshot: Snapshot, held: Counter[str]) -> None:
     held["a plan in flight with drafts"] += any(step.num_drafts for step in snapshot.in_flight)
     held["recent outputs"] += bool(snapshot.drafting and snapshot.drafting.recent_outputs)
     held["costs"] += bool(snapshot.drafting and snapshot.drafting.costs)
+    if snapshot.items is not None:
+        held["items"] += bool(snapshot.items.items)
+        held["unheld items"] += len(snapshot.items.unheld) > 1
+        held["held items"] += any(sequence.holds_item for sequence in sequences)
+        held["forgotten items"] += bool(snapshot.items.forgotten)
+        held["inputs asked for"] += any(state == "asked" for *_, state in snapshot.items.items)
+        held["inputs"] += any(state == "prepared" for *_, state in snapshot.items.items)
     held["cached blocks"] += bool(snapshot.pool.cached)
     held["hashes"] += bool(snapshot.pool.hashes)
     held["resting rows"] += bool(snapshot.rows.resting)
@@ -149,6 +159,20 @@ class TwinCore(Core):
 
     def take_events(self) -> list[Preempted]:
         return same(super().take_events(), self.twin.take_events())
+
+    def take_wanted_items(self) -> list[WantedItem]:
+        wanted = super().take_wanted_items()
+        # A copy has none of those that were not taken before.
+        of_twin = self.twin.take_wanted_items()
+        assert wanted[len(wanted) - len(of_twin) :] == of_twin
+        return wanted
+
+    def item_prepared(self, number: int) -> None:
+        super().item_prepared(number)
+        self.twin.item_prepared(number)
+
+    def item_failed(self, number: int, message: str, now: float) -> list[SequenceEnd]:
+        return same(super().item_failed(number, message, now), self.twin.item_failed(number, message, now))
 
     def lose_workers(self, now: float) -> None:
         super().lose_workers(now)

@@ -111,6 +111,7 @@ class RouterEnd:
         self.prompt_logprobs: dict[Key, list[inference_pb2.PromptLogprobs]] = {}
         self.finishes: dict[Key, scheduler_pb2.SequenceFinish] = {}
         self.cache_events: list[scheduler_pb2.CacheEvent] = []
+        self.wanted_items: list[bytes] = []
         self.status: tuple[grpc.StatusCode, str] | None = None
         self.error: BaseException | None = None
 
@@ -149,6 +150,7 @@ class RouterEnd:
         deadline: float = 0.0,
         priority: int = 0,
         part: int | None = None,
+        items: Sequence[inference_pb2.ItemSpan] = (),
         **sampling,
     ) -> int:
         """Waits for the Welcome, as routers do. Returns the group.
@@ -173,6 +175,7 @@ class RouterEnd:
             choices=[scheduler_pb2.SequenceStart(choice=choice, output_token_ids=ids) for choice, ids in starts],
             timeout=deadline,
             priority=priority,
+            items=items,
         )
         await self.send(scheduler_pb2.RouterMessage(submit=submit))
         return group
@@ -180,6 +183,11 @@ class RouterEnd:
     async def send_part(self, group: int, token_ids: Sequence[int]) -> None:
         part = scheduler_pb2.PromptPart(group=group, prompt_token_ids=token_ids)
         await self.send(scheduler_pb2.RouterMessage(prompt_part=part))
+
+    async def send_item(self, name: bytes, data: bytes, *, part_bytes: int = 2**19) -> None:
+        for start in range(0, len(data), part_bytes):
+            part = scheduler_pb2.ItemPart(name=name, num_bytes=len(data), data=data[start : start + part_bytes])
+            await self.send(scheduler_pb2.RouterMessage(item_part=part))
 
     async def cancel(
         self, group: int, *choices: int, reason: scheduler_pb2.CancelReason = scheduler_pb2.CANCEL_REASON_CLIENT
@@ -249,6 +257,7 @@ class RouterEnd:
             assert not self.tokens[sent.group, sent.choice], "prompt logprobs after output"
             self.prompt_logprobs.setdefault((sent.group, sent.choice), []).append(sent.frame)
         self.cache_events += message.cache_events
+        self.wanted_items += message.wanted_items
         self._take_outputs(message.outputs)
 
     def _take_outputs(self, outputs: scheduler_pb2.StepOutputs) -> None:
