@@ -215,6 +215,7 @@ class _Replica:
         self.submitted[group] = request
         while not self.session.outgoing.empty():
             message = self.session.outgoing.get_nowait()
+            assert isinstance(message, RouterMessage), "these requests have no items"
             self.cluster.at(now + _HOP_S, partial(self._receive, message))
 
     def _hear(self, text: bytes, now: float) -> None:

@@ -300,14 +300,14 @@ def chat_prompt(
     for message in messages:
         fields = dict(message)
         role, content = fields.pop("role", None), fields.pop("content", None)
-        is_list = isinstance(content, Sequence) and not isinstance(content, str | bytes)
-        is_content = is_list or isinstance(content, str) or (content is None and fields)
+        listed = content if isinstance(content, Sequence) and not isinstance(content, str | bytes) else None
+        is_content = listed is not None or isinstance(content, str) or (content is None and fields)
         if not isinstance(role, str) or not is_content:
             raise InvalidRequest(f"a message has a role and a content, text or parts, but one has {_types(message)}")
         chat.messages.add(
             role=role,
-            content="" if is_list else content or "",
-            parts=content_parts(content) if is_list else (),
+            content=content if isinstance(content, str) else "",
+            parts=content_parts(listed or ()),
             tool_calls=map(typed_call, fields.pop("tool_calls", None) or ()),
             tool_call_id=_text(fields, "tool_call_id"),
             reasoning=_text(fields, "reasoning"),

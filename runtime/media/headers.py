@@ -6,11 +6,15 @@ memory. Files from anyone are read here: all that is wrong with one is a ValueEr
 
 import io
 import struct
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from PIL import BmpImagePlugin, GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin
+
+# Pillow warns of what is wrong with a file in as many words as there are files, and Python remembers each.
+warnings.filterwarnings("ignore", category=Warning, module=r"PIL\.")
 
 # Pillow's names of the formats that are read, and their mime types, the usual one first.
 FORMATS = {

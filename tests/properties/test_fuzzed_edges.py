@@ -20,6 +20,7 @@ EDGES = {
     "vllm": (120, {"no message", "invalid_argument", "streamed"}),
     "http": (300, {"400", "200", "404"}),
     "constraints": (60, {"refused", "generated"}),
+    "items": (200, {"refused", "decoded", "accepted, not decoded"}),
     "session-scheduler": (400, {"Session ended", "SubmitGroup", "RefuseGroup", "CancelGroup"}),
     "session-router": (400, {"taken", "Session ended", "a stream ended"}),
     "step-result": (150, {"taken", "epoch ended"}),

@@ -15,6 +15,7 @@ from router.text.tokenizer import Tokenizer
 from runtime.model_files import resolve_model
 from runtime.tokenizer.files import tokenizer_directory
 from scheduler.core.messages import ANY_PRIORITY
+from tests.fakes.media import IMAGE_TOKEN, image_file, media_scheduler, media_tokenizer
 from tests.fakes.routers import receive, running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler, scripted
 from tests.support.repository import ROOT
@@ -103,6 +104,26 @@ async def check_calls(directory: Path, command: Sequence[object], environment: M
     ids = [call.split()[0] for call in second.split("<assistant>")[1].split("[")[1:]]
     assert len(set(ids)) == 2
     assert [line.split("#")[1] for line in second.splitlines() if line.startswith("<tool>It")] == ids
+
+
+async def check_images(directory: Path, command: Sequence[object], environment: Mapping[str, str]) -> None:
+    """Runs a program with an image of several messages' size. Raises AssertionError unless the image arrives, and the
+    program prints the answer. Arguments as above."""
+    file = directory / "image.png"
+    file.write_bytes(image_file(56, 84) + bytes(3 * 2**20))
+    answer = media_tokenizer().encode("A cat.", add_special_tokens=False)
+    scheduler = media_scheduler(socket_address(directory, "images"), next_token=scripted(answer))
+    async with (
+        running_schedulers(scheduler),
+        running_router([scheduler.address], tokenizer=media_tokenizer()) as (router, _),
+    ):
+        await router.wait_ready()
+        async with _running(command, f"127.0.0.1:{router.port}", environment, str(file), "What is it?") as process:
+            assert (await _output(process)).strip() == "A cat."
+    (submit,) = scheduler.submitted
+    assert scheduler.prompts[submit.group].count(IMAGE_TOKEN) == 6
+    (item,) = scheduler.items.values()
+    assert pb.ItemData.FromString(item).files[0] == file.read_bytes()
 
 
 def _tokenizer_with_tools(directory: Path) -> Tokenizer:

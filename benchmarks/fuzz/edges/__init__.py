@@ -5,6 +5,7 @@ from benchmarks.fuzz.edges.client_grpc import inference, kserve_edge, vllm_edge
 from benchmarks.fuzz.edges.client_http import http
 from benchmarks.fuzz.edges.constraints import constraints
 from benchmarks.fuzz.edges.coordination import coordination
+from benchmarks.fuzz.edges.items import items
 from benchmarks.fuzz.edges.raw import CALLS_MIB
 from benchmarks.fuzz.edges.session import to_router, to_scheduler
 from benchmarks.fuzz.edges.sockets import curve, metrics, router_grpc, router_http, router_methods, scheduler_methods
@@ -20,6 +21,7 @@ _ALL = (
         reads="router: schemas, regular expressions, grammars, tags",
         opened=constraints,
     ),
+    Kind(name="items", reads="router and worker: images of clients", opened=items),
     Kind(name="session-scheduler", reads="scheduler: a Session's RouterMessage", opened=to_scheduler),
     Kind(name="session-router", reads="router: a Session's SchedulerMessage", opened=to_router),
     Kind(name="step-result", reads="scheduler: a rank's StepResult", opened=results),

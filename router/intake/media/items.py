@@ -4,7 +4,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from protos import inference_pb2 as pb
 from router.errors import InvalidRequest, ItemsNeeded, MissingFeature
@@ -136,7 +136,7 @@ class Items:
         work.add_done_callback(self._end_turn)
         return await asyncio.shield(work)
 
-    def _end_turn(self, work: asyncio.Future[object]) -> None:
+    def _end_turn(self, work: asyncio.Future[Any]) -> None:
         self._turns.give_back()
         if not work.cancelled():
             # Marks the error as seen, for a client that has left.

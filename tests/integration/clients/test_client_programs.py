@@ -1,5 +1,6 @@
 """docs/clients: each program streams, continues at another router when its own stops, and gets the same text; it tries
-again when a full router refuses it. Those with tools make a round trip: calls, results, an answer.
+again when a full router refuses it. Those with tools make a round trip: calls, results, an answer. Those with images
+send a file.
 
 benchmarks/cluster/foreign_clients.py runs the programs that need more than this environment and npm.
 """
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.client_programs import CLIENTS, check_calls, check_resumes, check_waits
+from tests.support.client_programs import CLIENTS, check_calls, check_images, check_resumes, check_waits
 from tests.support.repository import ROOT
 
 _INSTALL_S, _COMPILE_S = 20, 180
@@ -29,6 +30,10 @@ async def test_python_calls_a_tool(tmp_path: Path) -> None:
     await check_calls(tmp_path, [sys.executable, CLIENTS / "python" / "with_tools.py"], {"PYTHONPATH": str(ROOT)})
 
 
+async def test_python_sends_an_image(tmp_path: Path) -> None:
+    await check_images(tmp_path, [sys.executable, CLIENTS / "python" / "with_image.py"], {"PYTHONPATH": str(ROOT)})
+
+
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """The command and a folder with the packages that the program needs."""
@@ -36,7 +41,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     if node is None:
         pytest.skip("node is not installed")
     program = CLIENTS / "node" / "client.js"
-    for each in (program, program.with_name("with_tools.js")):
+    for each in (program, program.with_name("with_tools.js"), program.with_name("with_image.js")):
         subprocess.run([node, "--check", each], check=True, timeout=20)
     if npm is None:
         pytest.skip("npm is not installed; the program's syntax is right")
@@ -61,6 +66,11 @@ async def test_node_calls_a_tool(tmp_path: Path, node: tuple[str, Path]) -> None
     await check_calls(tmp_path, [command, CLIENTS / "node" / "with_tools.js"], {"NODE_PATH": str(packages)})
 
 
+async def test_node_sends_an_image(tmp_path: Path, node: tuple[str, Path]) -> None:
+    command, packages = node
+    await check_images(tmp_path, [command, CLIENTS / "node" / "with_image.js"], {"NODE_PATH": str(packages)})
+
+
 @pytest.fixture(scope="module")
 def cpp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the programs, compiled."""
@@ -81,3 +91,7 @@ async def test_cpp(tmp_path: Path, cpp: Path, check: Check) -> None:
 
 async def test_cpp_calls_a_tool(tmp_path: Path, cpp: Path) -> None:
     await check_calls(tmp_path, [cpp / "with_tools"], {})
+
+
+async def test_cpp_sends_an_image(tmp_path: Path, cpp: Path) -> None:
+    await check_images(tmp_path, [cpp / "with_image"], {})

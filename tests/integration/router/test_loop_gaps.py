@@ -4,6 +4,7 @@ The bound is generous, for busy machines: what is tested for took 2 s and more i
 """
 
 import asyncio
+import base64
 import contextlib
 import time
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ import pytest
 
 from protos import inference_pb2 as pb
 from protos.inference_pb2_grpc import InferenceStub
+from tests.fakes.media import chat_with, image_file, image_item, media_scheduler, media_tokenizer
 from tests.fakes.routers import running_router, running_schedulers, smollm2_tokenizer, socket_address
 from tests.fakes.scheduler import FakeScheduler, model_info
 
@@ -106,3 +108,19 @@ async def test_the_worst_resume(tmp_path: Path) -> None:
     assert [(choice.text, choice.finish.reason) for choice in result.choices] == [
         (text[-1:], pb.FINISH_REASON_LENGTH)
     ] * 64
+
+
+async def test_large_images(tmp_path: Path) -> None:
+    """Their bytes are hashed, and base64 decoded, on threads, in pieces: base64 of 12 MB took 50 ms in one go."""
+    fake = media_scheduler(socket_address(tmp_path, "one"))
+    large = image_file(30, 30) + bytes(10 * 2**20)
+    url = f"data:image/png;base64,{base64.b64encode(large).decode()}"
+    router = running_router([fake.address], tokenizer=media_tokenizer())
+    async with running_schedulers(fake), router as (server, stub):
+        await server.wait_ready()
+        for item in (image_item(large), pb.Item(image=pb.Image(url=url))):
+            request = pb.GenerateRequest(chat=chat_with(item, "?"), sampling=pb.SamplingParams(max_tokens=1))
+            async with _watched():
+                await stub.GenerateUnary(request)
+    (data,) = fake.items.values()
+    assert pb.ItemData.FromString(data).files[0] == large

@@ -120,7 +120,8 @@ def _refuse(placement: Placement) -> None:
 
 def _sent(session: Session | None) -> list[wire.RouterMessage]:
     assert session is not None
-    return [session.outgoing.get_nowait() for _ in range(session.outgoing.qsize())]
+    sent = [session.outgoing.get_nowait() for _ in range(session.outgoing.qsize())]
+    return [message for message in sent if isinstance(message, wire.RouterMessage)]
 
 
 async def test_a_new_stream_tries_one_other_replica_and_is_refused() -> None:

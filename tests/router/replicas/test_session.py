@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from protos.inference_pb2 import FINISH_REASON_LENGTH, PromptLogprobs, TokenLogprobs
+from protos.inference_pb2 import (
+    FINISH_REASON_LENGTH,
+    ITEM_KIND_IMAGE,
+    ItemOptions,
+    ModelInfo,
+    PromptLogprobs,
+    TokenLogprobs,
+)
 from protos.scheduler_pb2 import (
     Rejected,
     SchedulerMessage,
@@ -18,6 +25,9 @@ from protos.scheduler_pb2 import (
 )
 from router.replicas.session import Session, SessionError
 from router.replicas.slices import SLICE_S
+from runtime.media.names import item_name
+from runtime.media.packed import PackedItem
+from runtime.wire import SESSION_MESSAGE_BYTES
 
 
 class Owner:
@@ -148,3 +158,62 @@ async def test_owners_of_a_lost_session_are_told_in_slices() -> None:
     while session.num_groups:  # noqa: ASYNC110 (it has no event)
         await asyncio.sleep(0)
     assert told == [0, 1, 2, 4, 5]
+
+
+def _item(data: bytes) -> PackedItem:
+    return PackedItem(ITEM_KIND_IMAGE, [data], 0.0, ItemOptions())
+
+
+async def _sent(session: Session) -> list[str | tuple[bytes, int]]:
+    """Takes what waits to be written: submits, and each item's name with its number of parts."""
+    found: list[str | tuple[bytes, int]] = []
+    while not session.outgoing.empty():
+        messages = list(await session.next_messages())
+        kinds = {message.WhichOneof("message") for message in messages}
+        assert len(kinds) == 1
+        assert all(message.ByteSize() <= SESSION_MESSAGE_BYTES for message in messages)
+        if kinds == {"item_part"}:
+            data = b"".join(message.item_part.data for message in messages)
+            part = messages[0].item_part
+            assert len(data) == part.num_bytes
+            assert item_name(data) == part.name
+            found.append((part.name, len(messages)))
+        else:
+            found += sorted(kind or "" for kind in kinds)
+    return found
+
+
+async def test_items_go_before_the_first_group_that_names_them_and_once() -> None:
+    session, owner = Session(Welcome()), Owner()
+    small, large = _item(b"small"), _item(bytes(5 * 2**19))
+
+    def submit(*items: PackedItem) -> int:
+        return session.submit(Submit(choices=[SequenceStart()]), [1], sink=owner, owner=owner, items=items)
+
+    submit(small, large)
+    submit(small)
+    assert await _sent(session) == [(small.name, 1), (large.name, 3), "submit", "submit"]
+    # A new epoch has the scheduler's items.
+    welcome = Welcome(epoch=2)
+    welcome.model.MergeFrom(ModelInfo(block_size=16, max_model_len=10, vocab_size=10))
+    session.receive(SchedulerMessage(welcome=welcome))
+    submit(large)
+    assert await _sent(session) == ["submit"]
+
+
+async def test_wanted_items_are_sent_again_while_a_group_has_them() -> None:
+    session, owner = Session(Welcome()), Owner()
+    first, second = _item(b"first"), _item(b"second")
+    groups = [
+        session.submit(Submit(choices=[SequenceStart()]), [1], sink=owner, owner=owner, items=[each])
+        for each in (first, second)
+    ]
+    # Wanted while it still waits to be sent: once is enough.
+    session.receive(SchedulerMessage(wanted_items=[first.name]))
+    assert await _sent(session) == [(first.name, 1), "submit", (second.name, 1), "submit"]
+    session.receive(SchedulerMessage(wanted_items=[first.name, second.name, b"x" * 32]))
+    assert await _sent(session) == [(first.name, 1), (second.name, 1)]
+    # Its owner has left, and with it the right to the bytes.
+    session.leave(groups[0])
+    session.receive(SchedulerMessage(wanted_items=[first.name, second.name]))
+    assert await _sent(session) == [(second.name, 1)]

@@ -1,4 +1,4 @@
-"""Headers of images' files: sizes as Pillow gives them once pixels are decoded and rotated, and a ValueError for the rest."""
+"""Headers of images' files: sizes as Pillow gives them once pixels are decoded and rotated, else a ValueError."""
 
 import io
 import random

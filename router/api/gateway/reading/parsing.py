@@ -108,7 +108,7 @@ def parse(kind: Kind, body: bytes | bytearray, request_id: str, *, is_strict: bo
                 messages = [response_message(response, response.request_id or request_id)]
     except ValidationError as error:
         raise of_validation(error) from None
-    return Parsed(kind, form, messages, tuple(reading.ignored))
+    return Parsed(kind, form, list[Message](messages), tuple(reading.ignored))
 
 
 # A message of a Parsed as bytes, and its type's name.

@@ -6,7 +6,7 @@ from pydantic import Field, create_model, model_validator
 from pydantic_core import PydanticCustomError
 
 from configs.sampling import MAX_STOP_STRINGS, MAX_STOP_TOKENS, PARAMETERS, Parameter
-from router.api.gateway.openai.fields import FOR_OPENAI, Effect, Fields, at_most, no_effect, refused
+from router.api.gateway.openai.fields import FOR_OPENAI, Effect, Fields, at_most, known, no_effect, refused
 from router.api.gateway.openai.schemas import StreamOptions, ThinkingBudget
 from router.api.gateway.openai.tools import CHOICE_OF, Named, Some, Word
 from router.intake.tools import MAX_TOOLS
@@ -17,6 +17,7 @@ WITH_LOGPROBS = "message.output_text.logprobs"
 _MAX_PARTS, _MAX_METADATA, _MAX_INCLUDED = 1024, 64, 64
 _UNSEEN = Effect("a part of an item that the model does not see", is_refused=False)
 _HINT = Effect("a hint that changes no token here", is_refused=False)
+_PART = {"file_id": refused("there are no stored images: use image_url")}
 
 
 class _Typed(Fields):
@@ -34,7 +35,7 @@ class _Typed(Fields):
         return fields
 
 
-class Part(_Typed):
+class Part(known(_PART, _Typed)):
     """A part of a message's content, of a call's result or of reasoning."""
 
     type: Literal["input_text", "output_text", "reasoning_text", "summary_text", "input_image"]
@@ -42,7 +43,6 @@ class Part(_Typed):
     # An image: a data: URI, or a URL to fetch from.
     image_url: str = ""
     detail: Annotated[Any, _HINT] = None
-    file_id: refused("there are no stored images: use image_url") = None
     # A client sends the parts of an answer back as they came.
     annotations: Annotated[Any, _UNSEEN] = None
     logprobs: Annotated[Any, _UNSEEN] = None

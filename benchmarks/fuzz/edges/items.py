@@ -1,0 +1,179 @@
+"""Images of clients: damaged, disguised and oversized files, over gRPC. Those that are accepted are decoded, too."""
+
+import asyncio
+import base64
+import io
+import struct
+import time
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import grpc.aio
+from PIL import Image
+
+from benchmarks.fuzz.edge import Edge
+from benchmarks.fuzz.mutation import change_bytes
+from protos import inference_pb2 as pb
+from protos.inference_pb2_grpc import InferenceStub
+from router.server import RouterServer
+from runtime.media.headers import FORMATS, read_header
+from tests.fakes.media import chat_with, image_file, image_item, media_scheduler, media_tokenizer
+from tests.fakes.routers import running_router, running_schedulers, socket_address
+from tests.fakes.scheduler import FakeScheduler
+from worker.encoders.encoder import ItemError
+from worker.encoders.pixels import decoded
+
+_MODES = {
+    "PNG": ("RGB", "RGBA", "P", "L", "LA", "1", "I;16"),
+    "JPEG": ("RGB", "CMYK", "L"),
+    "WEBP": ("RGB", "RGBA"),
+    "GIF": ("P", "L"),
+    "BMP": ("RGB", "L", "1"),
+}
+_SIZES = ((1, 1), (30, 20), (7, 300), (64, 64))
+_OTHERS = (
+    b"", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.7\n", b"II*\0" + bytes(100), b"\x89PNG\r\n\x1a\n",
+    b"\xff\xd8\xff", b"RIFF\0\0\0\0WEBP", b"GIF89a", b"BM", b"\0\0\0\x0cjP  \r\n\x87\n", b"P6 9999 9999 255\n",
+)  # fmt: skip
+_MIME_TYPES = ("", "", "", "image/png", "image/jpeg", "image/svg+xml", "image/gif; q=1", "\0", "x" * 200)
+_URLS = (
+    "http://127.0.0.1/", "http://169.254.169.254/latest", "file:///etc/passwd", "data:", "data:;base64,=", "gopher://a",
+    "http://[::1]/", "https://images.test@127.0.0.1/", "data:image/png;base64," + "A" * 5001,
+)  # fmt: skip
+# Pixels that the options of this edge allow.
+_MOST_PIXELS = 1_000_000
+# The event loop's lag: all but one in a thousand are less. Files are made and decoded in this process, too.
+_MOST_LAG_S, _TICK_S, _MEASURED_LAGS = 0.05, 0.002, 1000
+
+
+class _Items:
+    """A message is the length of a mime type, the type, and a file, or URL if the length is 255."""
+
+    def __init__(self, server: RouterServer, stub: InferenceStub, scheduler: FakeScheduler) -> None:
+        self._server, self._stub, self._scheduler = server, stub, scheduler
+        # Times by which the loop woke late.
+        self._lags: list[float] = []
+
+    def malformed(self, random: Random) -> bytes:
+        if random.random() < 0.03:
+            return b"\xff" + random.choice(_URLS).encode()
+        mime_type = random.choice(_MIME_TYPES).encode()
+        return bytes([len(mime_type)]) + mime_type + self._file(random)
+
+    def _file(self, random: Random) -> bytes:
+        if random.random() < 0.05:
+            return random.choice(_OTHERS)
+        form = random.choice(list(FORMATS))
+        data = _written(form, random)
+        how = random.random()
+        if how < 0.2:
+            return _resized_header(form, data, random)
+        if how < 0.8:
+            return change_bytes(data, random)
+        return data
+
+    async def feed(self, message: bytes) -> str:
+        length = message[0] if message else 0
+        if length == 255:
+            item = pb.Item(image=pb.Image(url=message[1:].decode(errors="replace")))
+        else:
+            mime_type, data = message[1 : 1 + length].decode(errors="replace"), message[1 + length :]
+            item = pb.Item(image=pb.Image(data=data, mime_type=mime_type))
+            if len(message) % 3 == 0:
+                url = f"data:{mime_type};base64,{base64.b64encode(data).decode()}"
+                item = pb.Item(image=pb.Image(url=url))
+        try:
+            await self._ask(item)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
+                raise
+            return "refused"
+        return await asyncio.to_thread(_decode, self._last_item())
+
+    async def _ask(self, item: pb.Item) -> None:
+        request = pb.GenerateRequest(chat=chat_with(item, "?"), sampling=pb.SamplingParams(max_tokens=1, seed=1))
+        await self._stub.GenerateUnary(request)
+
+    def _last_item(self) -> pb.ItemData:
+        (span,) = self._scheduler.submitted[-1].items
+        data = pb.ItemData.FromString(self._scheduler.items.pop(span.name))
+        self._scheduler.submitted.clear()
+        self._scheduler.prompts.clear()
+        self._scheduler.arrived_items.clear()
+        return data
+
+    async def tick(self) -> None:
+        """Measures the lag of the event loop, which is the router's, until it is cancelled."""
+        while True:
+            since, used = time.monotonic(), time.process_time()
+            await asyncio.sleep(_TICK_S)
+            # What this process did not compute, others have.
+            self._lags.append(min(time.monotonic() - since - _TICK_S, time.process_time() - used))
+
+    async def check(self) -> None:
+        if len(self._lags) >= _MEASURED_LAGS:
+            late = sorted(self._lags)[-(len(self._lags) // 1000)]
+            assert late < _MOST_LAG_S, f"the event loop lags by {late * 1000:.0f} ms"
+        await self._ask(image_item(image_file()))
+        assert _decode(self._last_item()) == "decoded"
+        await self._server.streams.wait_empty()
+        store = self._server.intake.items.store
+        assert (len(store), store.num_bytes) == (0, 0), "items are left over"
+
+
+def _written(form: str, random: Random) -> bytes:
+    written, options = io.BytesIO(), {}
+    image = Image.new(random.choice(_MODES[form]), random.choice(_SIZES))
+    if form in ("PNG", "JPEG", "WEBP") and random.random() < 0.5:
+        exif = Image.Exif()
+        exif[0x0112] = random.randrange(10)
+        options["exif"] = exif
+    if form in ("GIF", "PNG", "WEBP") and random.random() < 0.2:
+        options.update(save_all=True, append_images=[image, image])
+    image.save(written, form, **options)
+    return written.getvalue()
+
+
+def _resized_header(form: str, data: bytes, random: Random) -> bytes:
+    """Changes the size that a file tells, mostly to that of a bomb, without its pixels."""
+    width, height = (random.choice((0, 1, 2**15, 65_535, 2**20)) for _ in range(2))
+    changed = bytearray(data)
+    if form == "PNG":
+        changed[16:24] = struct.pack(">II", width, height)
+        changed[29:33] = struct.pack(">I", zlib.crc32(changed[12:29]))
+    elif form == "GIF":
+        changed[6:10] = struct.pack("<HH", min(width, 65_535), min(height, 65_535))
+    elif form == "BMP":
+        changed[18:26] = struct.pack("<ii", width, random.choice((-1, 1)) * height)
+    elif form == "JPEG":
+        place = changed.find(b"\xff\xc0") + 5
+        changed[place : place + 4] = struct.pack(">HH", min(height, 65_535), min(width, 65_535))
+    else:
+        changed[24:30] = random.randbytes(6)
+    return bytes(changed)
+
+
+def _decode(data: pb.ItemData) -> str:
+    """Decodes an item as workers do. Its size must be what the router has counted with."""
+    try:
+        (image,) = decoded(data)
+    except ItemError:
+        return "accepted, not decoded"
+    header = read_header(data.files[0])
+    assert image.size == (header.width, header.height), f"decoded as {image.size}, and the header said {header}"
+    return "decoded"
+
+
+@asynccontextmanager
+async def items(directory: Path) -> AsyncIterator[Edge]:
+    fake = media_scheduler(socket_address(directory, "one"))
+    router = running_router([fake.address], tokenizer=media_tokenizer(), max_item_pixels=_MOST_PIXELS)
+    async with running_schedulers(fake), router as (server, stub):
+        await server.wait_ready()
+        edge = _Items(server, stub, fake)
+        ticking = asyncio.create_task(edge.tick())
+        yield edge
+        ticking.cancel()
