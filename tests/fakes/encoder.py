@@ -50,6 +50,9 @@ class FakeItems:
         else:
             threading.Thread(target=run, daemon=True).start()
 
+    def take_seconds(self) -> float:
+        return 0.0
+
     def take_done(self) -> list[tuple[int, str]]:
         done, self._done = self._done, []
         return done

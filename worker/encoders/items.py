@@ -33,8 +33,8 @@ class Items:
         """most_input_bytes: see Preparations. guard: entered around the encoder's work; explains a lack of memory."""
         self.encoder, self.cache, self._guard = encoder, cache, guard
         self.preparations = Preparations(encoder, most_bytes=most_input_bytes)
-        # Seconds that the latest plan's items took.
-        self.seconds = 0.0
+        # Seconds that encoding took since they were last taken.
+        self._seconds = 0.0
 
     @property
     def cache_size(self) -> int:
@@ -44,6 +44,11 @@ class Items:
     def prepare(self, message: step_pb2.ItemToEncode, when_done: Callable[[], None]) -> None:
         """See worker.step.runner.PreparesItems."""
         self.preparations.begin(message, when_done)
+
+    def take_seconds(self) -> float:
+        """See worker.step.runner.PreparesItems."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     def take_done(self) -> list[tuple[int, str]]:
         """See worker.step.runner.PreparesItems."""
@@ -68,7 +73,6 @@ class Items:
 
     def apply(self, plan: step_pb2.StepPlan) -> None:
         """Drops and forgets a plan's items, then encodes those that it names. Raises PlanError."""
-        self.seconds = 0.0
         for number in plan.dropped_items:
             self.cache.drop(number)
         for number in plan.forgotten_items:
@@ -77,7 +81,7 @@ class Items:
             start = time.perf_counter()
             for number in plan.encoded_items:
                 self._encode(number)
-            self.seconds = time.perf_counter() - start
+            self._seconds += time.perf_counter() - start
 
     def embeddings(self, tokens: EmbeddedTokens) -> torch.Tensor:
         """Returns the embeddings [M, E] of the tokens, in their order. Raises PlanError."""

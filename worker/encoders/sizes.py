@@ -14,6 +14,9 @@ from worker.encoders.encoder import Encoder
 
 _log = logging.getLogger("octavo.worker")
 
+# Schedulers ask for inputs of so many times encoder_cache_size embeddings ahead of their turn.
+_INPUTS = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemSizes:
@@ -23,7 +26,7 @@ class ItemSizes:
     # Embeddings of the largest item, and of the cache.
     num_embeddings: int
     cache_size: int
-    # Bytes of the inputs that may wait to be encoded, as many of the largest ones as a step can encode.
+    # Bytes of the inputs that may wait to be encoded.
     input_bytes: int
     # Bytes of the cache.
     cache_bytes: int
@@ -83,11 +86,12 @@ def item_sizes(options: Options, encoder: Encoder, dtype: torch.dtype) -> ItemSi
             "encoder_cache_size=%d: items of more embeddings are refused, and limit_mm_per_prompt allows ones of %d",
             cache_size, num_embeddings,
         )  # fmt: skip
-    count = min(limits.image.count + limits.video.count, budget // num_embeddings)
+    most_inputs = options.max_num_seqs * (limits.image.count + limits.video.count) * num_embeddings
+    num_inputs = max(num_embeddings, min(_INPUTS * cache_size, most_inputs))
     return ItemSizes(
         largest=largest,
         num_embeddings=num_embeddings,
         cache_size=cache_size,
-        input_bytes=count * encoder.dummy(largest).num_bytes,
+        input_bytes=num_inputs * encoder.dummy(largest).num_bytes // num_embeddings,
         cache_bytes=EncoderCache.num_bytes(cache_size, encoder.hidden_size, dtype),
     )

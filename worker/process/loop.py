@@ -333,7 +333,7 @@ class WorkerLoop:
         self._in_flight.popleft()
         self._num_failed_steps = 0
         self._status.end_step()
-        self._metrics.count_step(step.plan, result, self._runner.num_live_rows)
+        self._metrics.count_step(step.plan, result, self._runner)
 
     def _fail_step(self, plan: step_pb2.StepPlan, error: Exception) -> NoReturn:
         """Turns any error of a step into one that ends the epoch. The process keeps running with its weights loaded,

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from protos import step_pb2
 from runtime.awake_time import AwakeTime
 from worker.process.link import make_dealer
+from worker.step.runner import StepRunner
 
 _log = logging.getLogger("octavo.worker")
 
@@ -255,6 +256,12 @@ class WorkerMetrics:
             "Sequences whose logits were not finite, or that had no token left.",
             registry=self.registry,
         )
+        self._items = Counter("octavo_worker_encoded_items", "Images and videos encoded.", registry=self.registry)
+        self._item_seconds = Counter(
+            "octavo_worker_encoder_seconds",
+            "Time within steps in which images and videos were encoded; on a GPU, to launch it.",
+            registry=self.registry,
+        )
         self._failures = Counter(
             "octavo_worker_epoch_failures",
             "Epochs ended by an invalid message or a failed step.",
@@ -269,8 +276,8 @@ class WorkerMetrics:
             gauge = Gauge(f"octavo_worker_{name}", help, registry=self.registry)
             gauge.set_function(lambda name=name: float(getattr(status(), name)))
 
-    def count_step(self, plan: step_pb2.StepPlan, result: step_pb2.StepResult, num_rows: int) -> None:
-        """Counts one step. num_rows: rows that hold a sequence after it."""
+    def count_step(self, plan: step_pb2.StepPlan, result: step_pb2.StepResult, runner: StepRunner) -> None:
+        """Counts one step of the runner."""
         timing = result.timing
         self._step_seconds.observe(timing.total)
         self._part_seconds.labels("forward").inc(timing.forward)
@@ -282,7 +289,10 @@ class WorkerMetrics:
             self._swapped.labels("out").inc(len(plan.swap_out_blocks))
             self._swapped.labels("in").inc(len(plan.swap_in_blocks))
         self._failed.inc(len(result.failed_sequences))
-        self._rows.set(num_rows)
+        if plan.encoded_items and runner.items is not None:
+            self._items.inc(len(plan.encoded_items))
+            self._item_seconds.inc(runner.items.take_seconds())
+        self._rows.set(runner.num_live_rows)
 
     def count_epoch_failure(self) -> None:
         self._failures.inc()

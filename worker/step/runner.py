@@ -57,6 +57,10 @@ class PreparesItems(Protocol):
         """Queues an item. when_done: called on another thread once `take_done` has an answer. Raises PlanError."""
         ...
 
+    def take_seconds(self) -> float:
+        """Returns the seconds that encoding took since the last call; on a GPU, to launch it."""
+        ...
+
     def take_done(self) -> list[tuple[int, str]]:
         """Returns the items that are done and not yet returned: each one's number, and why it can't be encoded; empty:
         it can."""

@@ -75,6 +75,7 @@ def test_items_are_prepared_encoded_and_forgotten_with_the_epoch(
                 # One of the last epoch may still be on its way: it gets no answer, and its number is free.
                 send(scheduler, to_encode(7, [1], 1))
         assert build[1][0].num_encoded == 2
+        assert worker.metrics.registry.get_sample_value("octavo_worker_encoded_items_total") == 2
         assert build[1][0].num_prepared == 2
 
 

@@ -34,6 +34,9 @@ class RanksItems:
         for rank in self._ranks:
             rank.prepare(message, when_done)
 
+    def take_seconds(self) -> float:
+        return sum(rank.take_seconds() for rank in self._ranks)
+
     def take_done(self) -> list[tuple[int, str]]:
         done: list[tuple[int, str]] = []
         for rank in self._ranks:
