@@ -29,11 +29,11 @@ _BLOCK_SIZE = 16
 _CONTEXT = 192
 
 
-def load_with(path: NativePath, model: str, quantization: str) -> LoadedModel:
+def load_with(path: NativePath, arguments: argparse.Namespace) -> LoadedModel:
     """Loads a model in bfloat16 with the kernels of a path."""
     cpu_backend.native_kernels.cache_clear()
     with mock.patch.object(cpu_backend, "path_of_this_cpu", return_value=path):
-        return load_model(resolve_model(model), dtype=torch.bfloat16, quantization=quantization)
+        return load_model(resolve_model(arguments.model), dtype=torch.bfloat16, quantization=arguments.quantization)
 
 
 def measure(kernels: NativeKernels, run: Callable[[], None]) -> tuple[float, float, float]:
@@ -57,9 +57,7 @@ def main() -> None:
     arguments = parser.parse_args()
     threads = torch.get_num_threads()
     flags = flags_of_this_cpu()
-    models = {
-        path.name: load_with(path, arguments.model, arguments.quantization) for path in PATHS if path.cpu_flags <= flags
-    }
+    models = {path.name: load_with(path, arguments) for path in PATHS if path.cpu_flags <= flags}
     if not models:
         parser.error("this CPU has no AVX2, which the C++ kernels need")
     torch.set_num_threads(1)
