@@ -64,6 +64,11 @@ class InferenceStub:
                 request_serializer=protos_dot_inference__pb2.CancelRequest.SerializeToString,
                 response_deserializer=protos_dot_inference__pb2.CancelResponse.FromString,
                 _registered_method=True)
+        self.Attach = channel.unary_stream(
+                '/octavo.v1.Inference/Attach',
+                request_serializer=protos_dot_inference__pb2.AttachRequest.SerializeToString,
+                response_deserializer=protos_dot_inference__pb2.GenerateResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -113,6 +118,15 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attach(self, request, context):
+        """Goes on with a stream that lives without a reader (GenerateRequest.detach_timeout): `started`, then what the client
+        lacks, then what comes. The last reader has the stream; the one before ends with ABORTED. NOT_FOUND if no router
+        holds it (any more), FAILED_PRECONDITION if it no longer has all that the client lacks: then resume.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -145,6 +159,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=protos_dot_inference__pb2.CancelRequest.FromString,
                     response_serializer=protos_dot_inference__pb2.CancelResponse.SerializeToString,
+            ),
+            'Attach': grpc.unary_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=protos_dot_inference__pb2.AttachRequest.FromString,
+                    response_serializer=protos_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -309,6 +328,33 @@ class Inference:
             '/octavo.v1.Inference/Cancel',
             protos_dot_inference__pb2.CancelRequest.SerializeToString,
             protos_dot_inference__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.v1.Inference/Attach',
+            protos_dot_inference__pb2.AttachRequest.SerializeToString,
+            protos_dot_inference__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -23,6 +23,8 @@ from router.api.inference_service import InferenceService
 from router.api.receiving import Receiving
 from router.errors import AddressError
 from router.intake.admission import Admission
+from router.intake.attach.attachments import Attachments
+from router.intake.attach.held_streams import HeldStreams
 from router.intake.constraints import Constraints, compilers
 from router.intake.intake import Intake
 from router.replicas.dispatcher import Dispatcher
@@ -135,6 +137,13 @@ class RouterServer:
             tool_call_parser=options.tool_call_parser,
             reasoning_parser=options.reasoning_parser,
         )
+        self.held_streams = HeldStreams(options.max_detached_streams, self.metrics.detached_streams)
+        self.attachments = Attachments(
+            self.intake,
+            self.held_streams,
+            detach_timeout=options.detach_timeout,
+            buffer_bytes=options.stream_buffer_bytes,
+        )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         # Services whose health status is the router's readiness.
         self._ready_names: tuple[str, ...] = (SERVICE,)
@@ -182,7 +191,7 @@ class RouterServer:
                 ("grpc.http2.ping_timeout_ms", 10_000),
             ],
         )
-        add_InferenceServicer_to_server(InferenceService(self.intake), server)
+        add_InferenceServicer_to_server(InferenceService(self.intake, self.attachments), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         add_AdminServicer_to_server(admin.AdminService(self._replicas.replicas, self.intake), server)
         foreign = add_services(options.compat, server, self.intake, self._replicas)
@@ -239,6 +248,7 @@ class RouterServer:
             await self._server.stop(_LAST_WORDS_S)
         if self._leaving is not None:
             await self._leaving
+        await self.held_streams.stop()
         await self._replicas.stop()
         self._tokenizer.close()
         self._constraints.close()

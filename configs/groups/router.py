@@ -145,6 +145,23 @@ class RouterOptions(BaseModel):
         ge=4096,
         le=2**30,
     )
+    detach_timeout: float = option(
+        ROUTER,
+        0.0,
+        "Seconds for which a request goes on after the connection of its reader has broken, so that a client may "
+        "attach and read the rest; a request may say another number. 0: it ends with its connection.",
+        ge=0,
+        le=3600,
+    )
+    max_detached_streams: int = option(
+        ROUTER,
+        256,
+        "Streams without a reader that a router process holds for one tenant, each with up to stream_buffer_bytes of "
+        "output; those that have ended and could be attached to count. Beyond that, a stream ends with its connection. "
+        "0: none.",
+        ge=0,
+        le=2**20,
+    )
     max_streams: int = option(
         ROUTER,
         16_384,
@@ -243,6 +260,10 @@ class RouterOptions(BaseModel):
             raise ValueError(
                 f"slow_replica_handover_factor={handover:g} is below slow_replica_factor={slow:g}: use at least as "
                 "much, or 0 to move no streams"
+            )
+        if self.detach_timeout and not self.max_detached_streams:
+            raise ValueError(
+                f"detach_timeout={self.detach_timeout:g} with max_detached_streams=0: allow some, or use 0 for both"
             )
         if self.reasoning_parser == "openai_gptoss" and self.tool_call_parser not in ("auto", "none", "openai"):
             raise ValueError(

@@ -4,7 +4,7 @@
     ├── InvalidRequest      the request is invalid: a bad parameter, a prompt that is too long
     ├── AccessDenied        the API key is missing, unknown, or not allowed to do this
     ├── ModelNotFound       the named model is not served here
-    ├── RequestNotFound     no replica knows the request, or no longer does
+    ├── RequestNotFound     no replica knows the request, or no router holds its stream, or no longer does
     ├── DuplicateRequest    a live request has this request_id
     ├── Superseded          another call took over this request
     ├── Overloaded          queues are full, or the reader is too slow
@@ -48,7 +48,7 @@ class ModelNotFound(OctavoError):
 
 
 class RequestNotFound(OctavoError):
-    """No replica knows the request, or no longer does."""
+    """No replica knows the request, or no router holds its stream, or no longer does."""
 
 
 class DuplicateRequest(OctavoError):

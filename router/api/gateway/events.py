@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 from protos import inference_pb2 as pb
 from router.errors import RequestError
+from router.intake.attach.kept_stream import keeping
 from router.intake.intake import Intake
 from router.streams.outbox import Outbox
 
@@ -48,13 +49,15 @@ async def in_intervals(events: AsyncGenerator[Event, None], num_tokens: int) -> 
                 waiting[place] = chunk
 
 
-async def events_of(intake: Intake, messages: Sequence[pb.GenerateRequest]) -> AsyncGenerator[Event, None]:
-    """Yields the events of all messages. Closing it ends the streams.
+async def events_of(
+    intake: Intake, messages: Sequence[pb.GenerateRequest], *, are_kept: bool = False
+) -> AsyncGenerator[Event, None]:
+    """Yields the events of all messages. Closing it ends the streams. are_kept: they may stay unread.
 
     Raises RequestError. If one of several streams fails, the others end, as in vLLM, and the error names its prompt.
     """
     if len(messages) == 1:
-        async with aclosing(_events(intake, messages[0])) as events:
+        async with aclosing(_events(intake, messages[0], are_kept=are_kept)) as events:
             async for event in events:
                 yield 0, event
         return
@@ -62,7 +65,7 @@ async def events_of(intake: Intake, messages: Sequence[pb.GenerateRequest]) -> A
 
     async def pass_on(index: int, message: pb.GenerateRequest) -> None:
         try:
-            async with aclosing(_events(intake, message)) as events:
+            async with aclosing(_events(intake, message, are_kept=are_kept)) as events:
                 async for event in events:
                     await queue.put((index, event))
             await queue.put((index, None))
@@ -90,8 +93,10 @@ async def events_of(intake: Intake, messages: Sequence[pb.GenerateRequest]) -> A
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _events(intake: Intake, message: pb.GenerateRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
-    async with intake.open(message, None) as stream:
+async def _events(
+    intake: Intake, message: pb.GenerateRequest, *, are_kept: bool
+) -> AsyncGenerator[pb.GenerateResponse, None]:
+    async with keeping(intake, message) if are_kept else intake.open(message, None) as stream:
         events = await _first_of(stream.outbox)
         while events:
             for event in events:
