@@ -110,9 +110,8 @@ class InferenceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Ends a live request of this router or of another one over the same schedulers; its stream ends with CANCELLED. Does
-        not find a request that another router holds while no replica has it. UNAVAILABLE if the request is not at this
-        router and no replica can be asked.
+        """Ends a live request of this router or of another one over the same schedulers; its stream ends with CANCELLED.
+        UNAVAILABLE if the request is not at this router and no replica can be asked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

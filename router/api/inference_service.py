@@ -66,13 +66,16 @@ class InferenceService(InferenceServicer):
         async with grpc_errors(context):
             # Every replica is asked for an id that this router does not know.
             validation.check_request_id(request.request_id)
-            return pb.CancelResponse(cancelled=await self._intake.cancel(request.request_id))
+            return pb.CancelResponse(cancelled=await self._intake.live.cancel(request.request_id))
         raise AssertionError("unreachable")
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> None:
-        async with grpc_errors(context, request.request_id), self._attachments.attach(request) as reader:
-            with bounded_reading(reader):
-                await _pass_on(reader, context)
+        async with (
+            grpc_errors(context, request.request_id),
+            contextlib.aclosing(self._attachments.attach(request)) as events,
+        ):
+            async for event in events:
+                await context.write(event)
 
     @contextlib.asynccontextmanager
     async def _opened(

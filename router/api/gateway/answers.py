@@ -17,12 +17,14 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from protos import inference_pb2 as pb
+from protos.peers_pb2 import StreamEvent
 from router.api.gateway.errors import BadRequestError, body_of
 from router.api.gateway.events import Event
-from router.errors import RequestError
+from router.errors import InvalidRequest, RequestError
 from router.intake.attach.attachments import Attachments
 from router.intake.attach.held_streams import HeldStream
 from router.intake.attach.transcript import Transcript
+from router.intake.validation import check_request_id
 from router.security.identity import caller
 from router.streams import outbox
 
@@ -134,39 +136,57 @@ class HeldEvents:
             is_single=is_single,
         )
         self._held.add(held)
-        return self._read(held, request_id, 0)
+        return _stream(_Reading(self._attachments, held, 0), request_id)
 
-    async def _go_on(self, request: Request) -> Response:
-        request_id, held = self._find(request)
-        position, transcript = _position(request), held.transcript
+    def read_here(self, scoped_id: str, position: int) -> "_Reading | None":
+        """Begins to read a stream that was begun here; None if everything has been read.
+
+        scoped_id: Request.scoped_id. position: events that the client has. Raises RequestError.
+        """
+        request_id = scoped_id.rpartition("/")[2]
+        held = self._attachments.find(request_id, scoped_id)
+        if held.protocol != "http":
+            raise InvalidRequest(f"request_id={request_id!r} was asked for over gRPC: call Attach there")
+        transcript = held.transcript
         if position > transcript.end:
-            raise BadRequestError(
-                f"Last-Event-ID={position}, but only {transcript.end} events have been sent", param="Last-Event-ID"
-            )
+            raise InvalidRequest(f"Last-Event-ID={position}, but only {transcript.end} events have been sent")
         transcript.check_position(position, "Last-Event-ID")
         if transcript.is_over and position == transcript.end:
+            return None
+        return _Reading(self._attachments, held, position)
+
+    async def _go_on(self, request: Request) -> Response:
+        request_id, scoped_id = _ids(request)
+        position = _position(request)
+        peers = self._attachments.peers
+        reading: _Reading | _PeersReading | None
+        if self._held.find(scoped_id) is None and (found := await peers.find(scoped_id)) and found[1].held_over:
+            reading = await _PeersReading(peers.read_events(found[0], scoped_id, position)).begin()
+        else:
+            reading = self.read_here(scoped_id, position)
+        if reading is None:
             # Tells browsers not to come again.
             return Response(status_code=HTTPStatus.NO_CONTENT)
-        return self._read(held, request_id, position)
+        return _stream(reading, request_id)
 
     async def _end(self, request: Request) -> Response:
-        request_id, held = self._find(request)
-        self._held.drop(held.scoped_id)
+        request_id, scoped_id = _ids(request)
+        if not self._held.drop(scoped_id) and not await self._attachments.peers.drop(scoped_id):
+            self._attachments.find(request_id, scoped_id)
         return JSONResponse({"id": request_id, "object": "stream", "deleted": True})
 
-    def _find(self, request: Request) -> tuple[str, HeldStream]:
-        """Raises UnknownRequest, BadRequestError."""
-        request_id = request.path_params["request_id"]
-        held = self._attachments.find(request_id[:128], caller().scoped_id(request_id))
-        if held.protocol != "http":
-            raise BadRequestError(f"request_id={request_id!r} was asked for over gRPC: call Attach there")
-        return request_id, held
 
-    def _read(self, held: HeldStream, request_id: str, position: int) -> EventStream:
-        reading = _Reading(self._attachments, held, position)
-        answer = EventStream(reading.pieces(), reading)
-        answer.headers["x-request-id"] = request_id
-        return answer
+def _ids(request: Request) -> tuple[str, str]:
+    """Returns the id in the path, and the one that is unique over all tenants. Raises InvalidRequest."""
+    request_id = request.path_params["request_id"]
+    check_request_id(request_id)
+    return request_id, caller().scoped_id(request_id)
+
+
+def _stream(reading: "_Reading | _PeersReading", request_id: str) -> EventStream:
+    answer = EventStream(reading.pieces(), reading)
+    answer.headers["x-request-id"] = request_id
+    return answer
 
 
 class _Reading:
@@ -189,6 +209,28 @@ class _Reading:
 
     async def aclose(self) -> None:
         self._streams.end_reading(self._held, self._reader)
+
+
+class _PeersReading:
+    """The same for a stream that another router process holds."""
+
+    def __init__(self, events: AsyncGenerator[StreamEvent, None]) -> None:
+        self._events = events
+
+    async def begin(self) -> "_PeersReading | None":
+        """Returns this, or None if everything has been read. Raises RequestError."""
+        return None if await anext(self._events, None) is None else self
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        try:
+            async for event in self._events:
+                fields = {"id": event.id, "event": event.event, "data": event.data}
+                yield {name: value for name, value in fields.items() if value}
+        except RequestError as error:
+            yield {"data": msgspec.json.encode(body_of(error)).decode()}
+
+    async def aclose(self) -> None:
+        await self._events.aclose()
 
 
 def _position(request: Request) -> int:
