@@ -9,7 +9,15 @@ import grpc
 
 from octavo.client.assembly import Assembly
 from octavo.client.connection import DEFAULT_TARGET, key_metadata
-from octavo.client.errors import OctavoError, ProtocolError, RequestNotFound, Unavailable, from_rpc_error
+from octavo.client.errors import (
+    DuplicateRequest,
+    ModelNotFound,
+    OctavoError,
+    ProtocolError,
+    RequestNotFound,
+    Unavailable,
+    from_rpc_error,
+)
 from octavo.client.requests import (
     Message,
     Prompt,
@@ -41,6 +49,8 @@ class BaseStream:
     ):
         """attaches: to a stream that was begun before; the request has its id and nothing else."""
         self._attaches = attaches
+        # It attaches to what its own first call has begun.
+        self._has_begun = False
         self._client, self._metadata = client, metadata
         self._assembly = Assembly(request)
         self._targets = client.new_targets()
@@ -81,13 +91,21 @@ class BaseStream:
     def _lost(self, error: grpc.RpcError) -> OctavoError:
         """Drops the current call, which failed, and returns its error as an OctavoError."""
         self._call = None
+        assembly = self._assembly
+        failure = from_rpc_error(error, not_found=RequestNotFound if self._attaches else ModelNotFound)
         if not self._attaches:
-            return from_rpc_error(error)
-        failure = from_rpc_error(error, not_found=RequestNotFound)
-        if isinstance(failure, RequestNotFound) and self._assembly.started and not self._assembly.is_parsed:
+            if isinstance(failure, DuplicateRequest) and not assembly.started and assembly.num_calls > 1:
+                # An earlier call of this client has begun it: it has no reader, or that call has not ended yet.
+                self._attaches = self._has_begun = True
+            return failure
+        is_unknown = isinstance(failure, RequestNotFound) or failure.code is grpc.StatusCode.UNIMPLEMENTED
+        if is_unknown and assembly.started and not assembly.is_parsed:
             # Its router has died: the tokens that are held are all that a resume needs.
             self._attaches = False
             return Unavailable(f"{failure}; resumes", code=failure.code)
+        if is_unknown and self._has_begun and not assembly.started:
+            self._attaches = False
+            return DuplicateRequest(f"{failure}; calls again", code=failure.code)
         return failure
 
     def _ended_early(self) -> ProtocolError:

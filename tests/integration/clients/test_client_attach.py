@@ -8,9 +8,11 @@ import pytest
 
 from octavo import AsyncClient, Client, Delta, SamplingParams
 from octavo.client import errors
+from octavo.client.requests import generate_request
 from octavo.client.results import Generation
 from tests.fakes.routers import running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
+from tests.support.ports import free_port
 
 SAMPLING = SamplingParams(max_tokens=12, seed=3, n=2)
 
@@ -83,3 +85,21 @@ async def test_a_reader_survives_the_router_that_held_its_stream(scheduler: Fake
                 whole = await client.generate("Once upon", SAMPLING)
                 assert [choice.token_ids for choice in attached.choices] == [each.token_ids for each in whole.choices]
                 assert [choice.text for choice in attached.choices] == [choice.text for choice in whole.choices]
+
+
+async def test_a_call_that_broke_before_its_first_message_is_found_again(scheduler: FakeScheduler) -> None:
+    """The request lives without a reader, so calling again is refused: the client attaches to its own request."""
+    async with running_router([scheduler.address]) as (server, stub):
+        await server.wait_ready()
+        # A target that nobody listens on: its failure is that of the broken call.
+        async with AsyncClient([f"127.0.0.1:{free_port()}", f"127.0.0.1:{server.port}"]) as client:
+            call = stub.Generate(generate_request("Once upon", SAMPLING, {"request_id": "b", "detach_timeout": 60}))
+            await call.read()
+            call.cancel()
+            async with client.stream("Once upon", SAMPLING, request_id="b", detach_timeout=60) as stream:
+                async for event in stream:
+                    if isinstance(event, Delta):
+                        scheduler.pause_at = None
+                found = stream.generation
+            whole = await client.generate("Once upon", SAMPLING)
+            assert [choice.token_ids for choice in found.choices] == [choice.token_ids for choice in whole.choices]
