@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,7 +202,10 @@ async def test_what_cannot_be_read_is_refused_by_name(
         return answer.status_code, answer.json()["error"]["message"]
 
     assert (await refusal("/v1/streams/b"))[0] == 404
-    assert await refusal("/v1/streams/a", "99") == (400, "Last-Event-ID=99, but only 2 events have been sent")
+    status, message = await refusal("/v1/streams/a", "99")
+    # More may have been sent than this client has read.
+    assert re.fullmatch(r"Last-Event-ID=99, but only [2-5] events have been sent", message), message
+    assert status == 400
     status, message = await refusal("/v1/streams/a", "x")
     assert (status, message.startswith("Last-Event-ID='x'")) == (400, True)
     for seconds in (-1, 3601):
