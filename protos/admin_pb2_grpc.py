@@ -55,7 +55,8 @@ class AdminServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Explain(self, request, context):
-        """Tells what happened to a request, live or recently finished. NOT_FOUND if no replica knows it (any more).
+        """Tells what happened to a request, live or recently finished. NOT_FOUND if no replica knows it (any more), and no
+        router streams it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -69,8 +70,8 @@ class AdminServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Migrate(self, request, context):
-        """Moves a live request to another replica of the same fingerprint; its client sees a pause. Only at the router that
-        streams it: NOT_FOUND at others, UNIMPLEMENTED at a scheduler. INVALID_ARGUMENT if there is no such replica,
+        """Moves a live request to another replica of the same fingerprint; its client sees a pause. At any router over the same
+        schedulers: NOT_FOUND if none streams it, UNIMPLEMENTED at a scheduler. INVALID_ARGUMENT if there is no such replica,
         FAILED_PRECONDITION if none can continue it exactly.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -55,7 +55,7 @@ FINISH_REASON_ERROR: FinishReason
 FINISH_REASON_REPETITION: FinishReason
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "model", "prompt", "chat", "token_ids", "sampling", "priority", "cache_salt", "resume", "session_key", "add_special_tokens", "truncate_prompt_tokens", "truncation_side", "beam_search", "suffix", "parse_output", "include_reasoning", "items", "item_options")
+    __slots__ = ("request_id", "model", "prompt", "chat", "token_ids", "sampling", "priority", "cache_salt", "resume", "session_key", "add_special_tokens", "truncate_prompt_tokens", "truncation_side", "beam_search", "suffix", "parse_output", "include_reasoning", "items", "item_options", "detach_timeout")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     PROMPT_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,7 @@ class GenerateRequest(_message.Message):
     INCLUDE_REASONING_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     ITEM_OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    DETACH_TIMEOUT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     prompt: str
@@ -94,7 +95,8 @@ class GenerateRequest(_message.Message):
     include_reasoning: bool
     items: _containers.RepeatedCompositeFieldContainer[Item]
     item_options: ItemOptions
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., session_key: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ..., truncation_side: _Optional[_Union[TruncationSide, str]] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., suffix: _Optional[str] = ..., parse_output: _Optional[bool] = ..., include_reasoning: _Optional[bool] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., item_options: _Optional[_Union[ItemOptions, _Mapping]] = ...) -> None: ...
+    detach_timeout: float
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., prompt: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[str] = ..., resume: _Optional[_Union[Resume, _Mapping]] = ..., session_key: _Optional[str] = ..., add_special_tokens: _Optional[bool] = ..., truncate_prompt_tokens: _Optional[int] = ..., truncation_side: _Optional[_Union[TruncationSide, str]] = ..., beam_search: _Optional[_Union[BeamSearch, _Mapping]] = ..., suffix: _Optional[str] = ..., parse_output: _Optional[bool] = ..., include_reasoning: _Optional[bool] = ..., items: _Optional[_Iterable[_Union[Item, _Mapping]]] = ..., item_options: _Optional[_Union[ItemOptions, _Mapping]] = ..., detach_timeout: _Optional[float] = ...) -> None: ...
 
 class Item(_message.Message):
     __slots__ = ("image", "video")
@@ -654,3 +656,25 @@ class CancelResponse(_message.Message):
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
     cancelled: bool
     def __init__(self, cancelled: _Optional[bool] = ...) -> None: ...
+
+class AttachRequest(_message.Message):
+    __slots__ = ("request_id", "choices", "prompt_logprobs_end")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CHOICES_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LOGPROBS_END_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    choices: _containers.RepeatedCompositeFieldContainer[AttachChoice]
+    prompt_logprobs_end: int
+    def __init__(self, request_id: _Optional[str] = ..., choices: _Optional[_Iterable[_Union[AttachChoice, _Mapping]]] = ..., prompt_logprobs_end: _Optional[int] = ...) -> None: ...
+
+class AttachChoice(_message.Message):
+    __slots__ = ("index", "num_tokens", "text_bytes", "finished")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    num_tokens: int
+    text_bytes: int
+    finished: bool
+    def __init__(self, index: _Optional[int] = ..., num_tokens: _Optional[int] = ..., text_bytes: _Optional[int] = ..., finished: _Optional[bool] = ...) -> None: ...

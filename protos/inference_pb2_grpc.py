@@ -64,6 +64,11 @@ class InferenceStub:
                 request_serializer=protos_dot_inference__pb2.CancelRequest.SerializeToString,
                 response_deserializer=protos_dot_inference__pb2.CancelResponse.FromString,
                 _registered_method=True)
+        self.Attach = channel.unary_stream(
+                '/octavo.v1.Inference/Attach',
+                request_serializer=protos_dot_inference__pb2.AttachRequest.SerializeToString,
+                response_deserializer=protos_dot_inference__pb2.GenerateResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServicer:
@@ -105,9 +110,17 @@ class InferenceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Ends a live request of this router or of another one over the same schedulers; its stream ends with CANCELLED. Does
-        not find a request that another router holds while no replica has it. UNAVAILABLE if the request is not at this
-        router and no replica can be asked.
+        """Ends a live request of this router or of another one over the same schedulers; its stream ends with CANCELLED.
+        UNAVAILABLE if the request is not at this router and no replica can be asked.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Attach(self, request, context):
+        """Goes on with a stream that lives without a reader (GenerateRequest.detach_timeout): `started`, then what the client
+        lacks, then what comes. The last reader has the stream; the one before ends with ABORTED. NOT_FOUND if no router
+        holds it (any more), FAILED_PRECONDITION if it no longer has all that the client lacks: then resume.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -145,6 +158,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=protos_dot_inference__pb2.CancelRequest.FromString,
                     response_serializer=protos_dot_inference__pb2.CancelResponse.SerializeToString,
+            ),
+            'Attach': grpc.unary_stream_rpc_method_handler(
+                    servicer.Attach,
+                    request_deserializer=protos_dot_inference__pb2.AttachRequest.FromString,
+                    response_serializer=protos_dot_inference__pb2.GenerateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -309,6 +327,33 @@ class Inference:
             '/octavo.v1.Inference/Cancel',
             protos_dot_inference__pb2.CancelRequest.SerializeToString,
             protos_dot_inference__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attach(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/octavo.v1.Inference/Attach',
+            protos_dot_inference__pb2.AttachRequest.SerializeToString,
+            protos_dot_inference__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,16 @@ REJECT_REASON_DUPLICATE: RejectReason
 REJECT_REASON_SUPERSEDED: RejectReason
 REJECT_REASON_DRAINING: RejectReason
 
+class RoutersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RoutersResponse(_message.Message):
+    __slots__ = ("peer_addresses",)
+    PEER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    peer_addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peer_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class RouterMessage(_message.Message):
     __slots__ = ("open", "submit", "prompt_part", "cancel", "item_part")
     OPEN_FIELD_NUMBER: _ClassVar[int]
@@ -55,14 +65,16 @@ class RouterMessage(_message.Message):
     def __init__(self, open: _Optional[_Union[Open, _Mapping]] = ..., submit: _Optional[_Union[Submit, _Mapping]] = ..., prompt_part: _Optional[_Union[PromptPart, _Mapping]] = ..., cancel: _Optional[_Union[CancelSequences, _Mapping]] = ..., item_part: _Optional[_Union[ItemPart, _Mapping]] = ...) -> None: ...
 
 class Open(_message.Message):
-    __slots__ = ("protocol_version", "router_id", "watch_cache")
+    __slots__ = ("protocol_version", "router_id", "watch_cache", "peer_address")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROUTER_ID_FIELD_NUMBER: _ClassVar[int]
     WATCH_CACHE_FIELD_NUMBER: _ClassVar[int]
+    PEER_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     router_id: str
     watch_cache: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., router_id: _Optional[str] = ..., watch_cache: _Optional[bool] = ...) -> None: ...
+    peer_address: str
+    def __init__(self, protocol_version: _Optional[int] = ..., router_id: _Optional[str] = ..., watch_cache: _Optional[bool] = ..., peer_address: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
     __slots__ = ("group", "request_id", "attempt", "num_prompt_tokens", "prompt_token_ids", "sampling", "choices", "priority", "cache_salt", "timeout", "traceparent", "tenant", "weight", "items")

@@ -45,6 +45,11 @@ class SchedulerStub:
                 request_serializer=protos_dot_inference__pb2.CancelRequest.SerializeToString,
                 response_deserializer=protos_dot_inference__pb2.CancelResponse.FromString,
                 _registered_method=True)
+        self.Routers = channel.unary_unary(
+                '/octavo.v1.Scheduler/Routers',
+                request_serializer=protos_dot_scheduler__pb2.RoutersRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler__pb2.RoutersResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -66,6 +71,13 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Routers(self, request, context):
+        """Names the routers that have a Session here, so that one finds the streams of another.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -78,6 +90,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Cancel,
                     request_deserializer=protos_dot_inference__pb2.CancelRequest.FromString,
                     response_serializer=protos_dot_inference__pb2.CancelResponse.SerializeToString,
+            ),
+            'Routers': grpc.unary_unary_rpc_method_handler(
+                    servicer.Routers,
+                    request_deserializer=protos_dot_scheduler__pb2.RoutersRequest.FromString,
+                    response_serializer=protos_dot_scheduler__pb2.RoutersResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class Scheduler:
             '/octavo.v1.Scheduler/Cancel',
             protos_dot_inference__pb2.CancelRequest.SerializeToString,
             protos_dot_inference__pb2.CancelResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Routers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Scheduler/Routers',
+            protos_dot_scheduler__pb2.RoutersRequest.SerializeToString,
+            protos_dot_scheduler__pb2.RoutersResponse.FromString,
             options,
             channel_credentials,
             insecure,

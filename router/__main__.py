@@ -137,6 +137,7 @@ def _serve_http(options: Options, index: ProcessIndex, server: RouterServer) -> 
         batches=BatchStore(Path(options.batches_dir), options.max_files_bytes) if options.batches_dir else None,
         batch_concurrency=options.batch_concurrency,
         is_tracing=server.is_tracing,
+        attachments=server.attachments,
     )
     port = options.router_http_port(index.router)
     http = GatewayServer(gateway, options.host, port, server.tls, shares_port=index.shares_ports)

@@ -9,6 +9,7 @@
     ├── UnknownModel         NOT_FOUND            the named model is not served here
     ├── UnknownRequest       NOT_FOUND            no replica knows the request (any more)
     ├── NotMigrated          FAILED_PRECONDITION  no other replica can continue the request (now)
+    ├── NotKept              FAILED_PRECONDITION  a stream no longer has all that its reader lacks
     ├── MissingFeature       FAILED_PRECONDITION  no replica has a feature that the request needs
     ├── ItemsNeeded          FAILED_PRECONDITION  a resume has to bring its items again (reason ITEMS_NEEDED)
     ├── DuplicateRequest     ALREADY_EXISTS       a live request has this id (and attempt)
@@ -87,6 +88,10 @@ class UnknownRequest(RequestError):
 
 
 class NotMigrated(RequestError):
+    status = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class NotKept(RequestError):
     status = grpc.StatusCode.FAILED_PRECONDITION
 
 

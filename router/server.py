@@ -21,11 +21,15 @@ from protos.inference_pb2_grpc import add_InferenceServicer_to_server
 from router.api import admin_service as admin
 from router.api.compat.services import add_services
 from router.api.inference_service import InferenceService
+from router.api.peer_server import PeerServer
 from router.api.receiving import Receiving
 from router.errors import AddressError
 from router.intake.admission import Admission
+from router.intake.attach.attachments import Attachments
+from router.intake.attach.held_streams import HeldStreams
 from router.intake.constraints import Constraints, compilers
 from router.intake.intake import Intake
+from router.intake.live import LiveRequests
 from router.intake.media.fetching import Fetcher
 from router.intake.media.items import Items
 from router.intake.media.limits import MediaLimits
@@ -33,6 +37,7 @@ from router.intake.media.store import ItemStore
 from router.replicas.dispatcher import Dispatcher
 from router.replicas.health.pace import PaceSettings
 from router.replicas.migrations import Migrations
+from router.replicas.peers import Peers
 from router.replicas.policies import POLICIES
 from router.replicas.replica import ReplicaOptions
 from router.replicas.replica_set import ReplicaSet
@@ -99,6 +104,7 @@ class RouterServer:
         self._tokenizer = TokenizerPool(tokenizer, options.max_tokenizing_bytes)
         make_compiler = compilers(tokenizer.directory, options.constraint_compile_timeout)
         self._constraints = Constraints(make_compiler, self.metrics)
+        scheduler_credentials = _scheduler_credentials(options)
         self._replicas = ReplicaSet(
             [options.scheduler_address(i) for i in range(options.data_parallel_size)],
             POLICIES[options.routing_policy](),
@@ -107,7 +113,8 @@ class RouterServer:
                 model_name=model_name,
                 silence_timeout=options.heartbeat_timeout,
                 stall_timeout=options.replica_stall_timeout,
-                credentials=_scheduler_credentials(options),
+                credentials=scheduler_credentials,
+                peer_address=self._own_address,
             ),
             self.metrics,
             PaceSettings(
@@ -130,6 +137,9 @@ class RouterServer:
             Fetcher(options.allowed_media_domains, options.media_fetch_timeout),
         )
         self.metrics.item_bytes.set_function(lambda: self._items.store.num_bytes)
+        self._peers = Peers(self._replicas.replicas, self._own_address, scheduler_credentials)
+        migrations = Migrations(self._replicas, dispatcher, self.metrics)
+        live = LiveRequests(self.streams, migrations, self._replicas.replicas, self._peers)
         self.intake = Intake(
             model_name=model_name,
             tokenizer=self._tokenizer,
@@ -138,7 +148,7 @@ class RouterServer:
             admission=Admission(self._replicas, options.max_streams, options.max_streams_per_key),
             registry=self.streams,
             dispatcher=dispatcher,
-            migrations=Migrations(self._replicas, dispatcher, self.metrics),
+            live=live,
             metrics=self.metrics,
             telemetry=RequestTelemetry(self.metrics, self._tracing, log_requests=options.enable_log_requests),
             items=self._items,
@@ -147,6 +157,17 @@ class RouterServer:
             tool_call_parser=options.tool_call_parser,
             reasoning_parser=options.reasoning_parser,
         )
+        self.held_streams = HeldStreams(options.max_detached_streams, self.metrics.detached_streams)
+        self.attachments = Attachments(
+            self.intake,
+            self.held_streams,
+            detach_timeout=options.detach_timeout,
+            buffer_bytes=options.stream_buffer_bytes,
+            peers=self._peers,
+        )
+        self._peer_server = PeerServer(
+            self.attachments, options.runtime_dir, options.peer_host, _peer_credentials(options)
+        )
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         # Services whose health status is the router's readiness.
         self._ready_names: tuple[str, ...] = (SERVICE,)
@@ -154,6 +175,10 @@ class RouterServer:
         self._server: grpc.aio.Server | None = None
         # Set once the router drains.
         self._leaving: asyncio.Task[None] | None = None
+
+    def _own_address(self) -> str:
+        """Where other routers reach this process; empty: nowhere."""
+        return self._peer_server.address
 
     @property
     def num_streams(self) -> int:
@@ -194,9 +219,9 @@ class RouterServer:
                 ("grpc.http2.ping_timeout_ms", 10_000),
             ],
         )
-        add_InferenceServicer_to_server(InferenceService(self.intake), server)
+        add_InferenceServicer_to_server(InferenceService(self.intake, self.attachments), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        add_AdminServicer_to_server(admin.AdminService(self._replicas.replicas, self.intake), server)
+        add_AdminServicer_to_server(admin.AdminService(self._replicas.replicas, self.intake.live), server)
         foreign = add_services(options.compat, server, self.intake, self._replicas)
         self._ready_names = (SERVICE, *foreign)
         add_reflection(server, *self._ready_names, admin.SERVICE)
@@ -214,6 +239,7 @@ class RouterServer:
         self._warn_of_open_addresses()
         self._server = server
         await server.start()
+        await self._peer_server.start()
         self._replicas.start()
 
     async def drain(self, leave_http: Callable[[], None] | None = None) -> None:
@@ -251,7 +277,10 @@ class RouterServer:
             await self._server.stop(_LAST_WORDS_S)
         if self._leaving is not None:
             await self._leaving
+        await self.held_streams.stop()
+        await self._peer_server.stop()
         await self._replicas.stop()
+        await self._peers.stop()
         self._tokenizer.close()
         self._constraints.close()
         await self._items.close()
@@ -281,6 +310,8 @@ class RouterServer:
 
     def _warn_of_open_addresses(self) -> None:
         options = self._options
+        if options.peer_host and not is_loopback(options.peer_host) and not options.scheduler_tls_dir:
+            log.warning("peer_host=%s: routers reach each other without TLS; use a private network", options.peer_host)
         if not is_loopback(options.host):
             if self.keys is None and not options.tls_client_ca_file:
                 log.warning("host=%s: anyone who reaches port %d can use this server", options.host, self.port)
@@ -304,6 +335,13 @@ def _tls_files(options: Options) -> TlsFiles | None:
         key=Path(options.tls_key_file).expanduser(),
         ca=Path(ca).expanduser() if ca else None,
     )
+
+
+def _peer_credentials(options: Options) -> Callable[[], grpc.ServerCredentials] | None:
+    """Returns what a server shows to other routers, which show theirs; None: no TLS. Raises TlsError."""
+    if not options.scheduler_tls_dir:
+        return None
+    return TlsFiles.of_directory("scheduler_tls_dir", options.scheduler_tls_dir).server_credentials
 
 
 def _scheduler_credentials(options: Options) -> Callable[[], grpc.ChannelCredentials] | None:

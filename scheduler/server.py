@@ -31,6 +31,8 @@ SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"].full_name
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 # Routers always read their Session. A router that lets this much pile up is cut off.
 SESSION_BUFFER_BYTES = 16 * 2**20
+# Characters of a router's address; longer ones are cut, and reach nobody.
+_LONGEST_ADDRESS = 512
 # Time for a Session's first message.
 _OPEN_S = 10.0
 # Time for the last messages to leave.
@@ -92,6 +94,8 @@ class SchedulerServer:
         self.step_loop = StepLoop(options, replica, self._mailbox, self, self._tracing)
         self._model: inference_pb2.ModelInfo | None = None
         self._outgoing: dict[int, _Outgoing] = {}
+        # Where the routers of open Sessions answer each other.
+        self._peer_addresses: dict[int, str] = {}
         self._session_numbers = itertools.count(1)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._health_updates: set[asyncio.Task[None]] = set()
@@ -197,7 +201,12 @@ class SchedulerServer:
             request_deserializer=inference_pb2.CancelRequest.FromString,
             response_serializer=inference_pb2.CancelResponse.SerializeToString,
         )
-        handlers = {"Session": session, "Cancel": cancel}
+        routers = grpc.unary_unary_rpc_method_handler(
+            self._routers,
+            request_deserializer=scheduler_pb2.RoutersRequest.FromString,
+            response_serializer=scheduler_pb2.RoutersResponse.SerializeToString,
+        )
+        handlers = {"Session": session, "Cancel": cancel, "Routers": routers}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         add_AdminServicer_to_server(admin.AdminService(self._replica, self._mailbox.put), server)
@@ -232,6 +241,8 @@ class SchedulerServer:
             )
         session, router = next(self._session_numbers), first.open.router_id[:128]
         outgoing = self._outgoing[session] = _Outgoing(self._session_buffer_bytes)
+        if first.open.peer_address:
+            self._peer_addresses[session] = first.open.peer_address[:_LONGEST_ADDRESS]
         self._mailbox.put(commands.OpenSession(session=session, watch_cache=first.open.watch_cache))
         log.info("router %s has opened Session %d", router, session)
         reader = asyncio.ensure_future(self._read(session, requests))
@@ -240,6 +251,7 @@ class SchedulerServer:
             await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
         finally:
             del self._outgoing[session]
+            self._peer_addresses.pop(session, None)
             self._mailbox.put(commands.CloseSession(session=session))
             log.info("Session %d with router %s has ended", session, router)
             for task in (reader, writer):
@@ -253,6 +265,11 @@ class SchedulerServer:
         order = commands.CancelRequest(request_id=request.request_id)
         self._mailbox.put(order)
         return inference_pb2.CancelResponse(cancelled=await admin.answer_of(order.answer, context))
+
+    async def _routers(
+        self, request: scheduler_pb2.RoutersRequest, context: grpc.aio.ServicerContext
+    ) -> scheduler_pb2.RoutersResponse:
+        return scheduler_pb2.RoutersResponse(peer_addresses=sorted(set(self._peer_addresses.values())))
 
     async def _read(self, session: int, requests: AsyncIterator[scheduler_pb2.RouterMessage]) -> None:
         """Reads until the router closes its side. Raises ProtocolError."""

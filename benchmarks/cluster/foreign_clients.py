@@ -123,7 +123,7 @@ def _cluster(directory: Path) -> Iterator[str]:
     address = f"127.0.0.1:{port}"
     with (
         (directory / "cluster.log").open("w") as log,
-        started("-c", LOCAL, f"--port={port}", "--compat=vllm,kserve", output=log.fileno()),
+        started("-c", LOCAL, f"--port={port}", "--compat=smg,kserve", output=log.fileno()),
     ):
         with Client(address, retry_for=_START_S) as client:
             client.model()

@@ -49,6 +49,14 @@ class NetworkOptions(BaseModel):
         "each machine has its own. Empty: the one from which a worker reaches its scheduler.",
     )
 
+    peer_host: str = option(
+        NETWORK,
+        "",
+        "Address of this machine at which a router process answers routers on other machines, at any free port: each "
+        "finds the streams of the others. With scheduler_tls_dir both show its certificate. Empty: a unix socket in "
+        "runtime_dir, for the routers of this machine.",
+    )
+
     def _check_addresses(self) -> None:
         """Raises ValueError."""
         for address in self.step_addresses:

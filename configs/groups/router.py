@@ -6,7 +6,7 @@ from pydantic import BaseModel, BeforeValidator
 
 from configs.groups.field import ROUTER, option, split_commas
 
-Compat = Annotated[tuple[Literal["vllm", "kserve"], ...], BeforeValidator(split_commas)]
+Compat = Annotated[tuple[Literal["vllm", "smg", "kserve"], ...], BeforeValidator(split_commas)]
 ToolCallParser = Literal[
     "auto", "none", "deepseek_v3", "deepseek_v31", "functiongemma", "gemma4", "granite", "granite4", "hermes",
     "llama3_json", "llama4_pythonic", "mistral", "openai", "phi4_mini_json", "pythonic", "qwen3_coder",
@@ -50,8 +50,9 @@ class RouterOptions(BaseModel):
     compat: Compat = option(
         ROUTER,
         (),
-        "Other projects' gRPC services that the router also serves, comma-separated. vllm: VllmEngine, by which the "
-        "SMG gateway reaches an engine; needs octavo[smg]. kserve: GRPCInferenceService, for Triton's clients.",
+        "Other projects' gRPC services that the router also serves, comma-separated. vllm: vLLM's own, vllm.Inference "
+        "and vllm.Control. smg: VllmEngine, by which the SMG gateway reaches an engine; needs octavo[smg]. kserve: "
+        "GRPCInferenceService, for Triton's clients.",
     )
     routing_policy: Literal["least_loaded", "round_robin", "power_of_two", "prefix_aware", "consistent_hash"] = option(
         ROUTER,
@@ -144,6 +145,23 @@ class RouterOptions(BaseModel):
         "Bytes to buffer for a client that reads slowly; beyond that, its stream ends with RESOURCE_EXHAUSTED.",
         ge=4096,
         le=2**30,
+    )
+    detach_timeout: float = option(
+        ROUTER,
+        0.0,
+        "Seconds for which a request goes on after the connection of its reader has broken, so that a client may "
+        "attach and read the rest; a request may say another number. 0: it ends with its connection.",
+        ge=0,
+        le=3600,
+    )
+    max_detached_streams: int = option(
+        ROUTER,
+        256,
+        "Streams without a reader that a router process holds for one tenant, each with up to stream_buffer_bytes of "
+        "output; those that have ended and could be attached to count. Beyond that, a stream ends with its connection. "
+        "0: none.",
+        ge=0,
+        le=2**20,
     )
     max_streams: int = option(
         ROUTER,
@@ -243,6 +261,10 @@ class RouterOptions(BaseModel):
             raise ValueError(
                 f"slow_replica_handover_factor={handover:g} is below slow_replica_factor={slow:g}: use at least as "
                 "much, or 0 to move no streams"
+            )
+        if self.detach_timeout and not self.max_detached_streams:
+            raise ValueError(
+                f"detach_timeout={self.detach_timeout:g} with max_detached_streams=0: allow some, or use 0 for both"
             )
         if self.reasoning_parser == "openai_gptoss" and self.tool_call_parser not in ("auto", "none", "openai"):
             raise ValueError(

@@ -136,6 +136,27 @@ class Assembly:
         self._brings_items = not self._has_brought_items and next(_items_of(self._request), None) is not None
         return self._brings_items
 
+    def attach_call(self) -> pb.AttachRequest:
+        """The request that attaches to the stream, and states what is held."""
+        self.num_calls += 1
+        self.is_answered = False
+        request = pb.AttachRequest(request_id=self.request_id)
+        if self._prompt_logprobs:
+            request.prompt_logprobs_end = 1 + len(self._prompt_logprobs)
+        for index, choice in sorted(self._choices.items()):
+            request.choices.add(
+                index=index,
+                num_tokens=len(choice.token_ids),
+                text_bytes=sum(len(text.encode()) for text in choice.texts),
+                finished=choice.finish_reason is not None,
+            )
+        return request
+
+    @property
+    def is_parsed(self) -> bool:
+        """True if deltas have come: a resume needs to know the tools that they are about."""
+        return any(choice.contents for choice in self._choices.values())
+
     def accept(self, message: pb.GenerateResponse) -> StreamEvent | None:
         """Takes a message and returns what is new in it, or None. Raises ProtocolError."""
         kind = message.WhichOneof("event")
@@ -197,9 +218,9 @@ class Assembly:
 
     def _accept_started(self, started: pb.Started) -> Started | None:
         self.is_answered = True
+        self._attempt = max(self._attempt, started.attempt)
         if self._started is None:
             self._started = started
-            self._attempt = max(self._attempt, started.attempt)
             return Started(
                 request_id=started.request_id,
                 model=started.model,

@@ -9,7 +9,15 @@ import grpc
 
 from octavo.client.assembly import Assembly
 from octavo.client.connection import DEFAULT_TARGET, key_metadata
-from octavo.client.errors import OctavoError, ProtocolError, Unavailable, from_rpc_error
+from octavo.client.errors import (
+    DuplicateRequest,
+    ModelNotFound,
+    OctavoError,
+    ProtocolError,
+    RequestNotFound,
+    Unavailable,
+    from_rpc_error,
+)
 from octavo.client.requests import (
     Message,
     Prompt,
@@ -36,7 +44,13 @@ class BaseStream:
         request: pb.GenerateRequest,
         timeout: float | None,
         metadata: Sequence[tuple[str, str]],
+        *,
+        attaches: bool = False,
     ):
+        """attaches: to a stream that was begun before; the request has its id and nothing else."""
+        self._attaches = attaches
+        # It attaches to what its own first call has begun.
+        self._has_begun = False
         self._client, self._metadata = client, metadata
         self._assembly = Assembly(request)
         self._targets = client.new_targets()
@@ -68,14 +82,31 @@ class BaseStream:
             raise failure
         if self._call is None:
             stub = self._client.stub(self._targets.current)
-            self._call = stub.Generate(
-                self._assembly.next_call(), timeout=self._deadline.remaining(), metadata=self._metadata
-            )
+            if self._attaches:
+                method, request = stub.Attach, self._assembly.attach_call()
+            else:
+                method, request = stub.Generate, self._assembly.next_call()
+            self._call = method(request, timeout=self._deadline.remaining(), metadata=self._metadata)
 
     def _lost(self, error: grpc.RpcError) -> OctavoError:
         """Drops the current call, which failed, and returns its error as an OctavoError."""
         self._call = None
-        return from_rpc_error(error)
+        assembly = self._assembly
+        failure = from_rpc_error(error, not_found=RequestNotFound if self._attaches else ModelNotFound)
+        if not self._attaches:
+            if isinstance(failure, DuplicateRequest) and not assembly.started and assembly.num_calls > 1:
+                # An earlier call of this client has begun it: it has no reader, or that call has not ended yet.
+                self._attaches = self._has_begun = True
+            return failure
+        is_unknown = isinstance(failure, RequestNotFound) or failure.code is grpc.StatusCode.UNIMPLEMENTED
+        if is_unknown and assembly.started and not assembly.is_parsed:
+            # Its router has died: the tokens that are held are all that a resume needs.
+            self._attaches = False
+            return Unavailable(f"{failure}; resumes", code=failure.code)
+        if is_unknown and self._has_begun and not assembly.started:
+            self._attaches = False
+            return DuplicateRequest(f"{failure}; calls again", code=failure.code)
+        return failure
 
     def _ended_early(self) -> ProtocolError:
         return ProtocolError("the stream ended before `finished`")
@@ -175,6 +206,17 @@ class BaseClient(Generic[Stream]):
         request = generate_request(prompt, sampling, options)
         metadata = (*self._key, *trace_metadata(options.get("trace_headers")))
         return self._stream_type(self, request, self._timeout if timeout is None else timeout, metadata)
+
+    def attach(self, request_id: str, *, timeout: float | None = None) -> Stream:
+        """Returns the events of a request that was begun elsewhere with `detach_timeout`, from its first one.
+
+        Raises RequestNotFound when they are read, if no router holds it (any more). A stream that has begun survives
+        lost connections, and by a resume also its router, unless its output is parsed. The last reader has a stream:
+        others end with Superseded.
+        """
+        request = pb.GenerateRequest(request_id=request_id)
+        seconds = self._timeout if timeout is None else timeout
+        return self._stream_type(self, request, seconds, self._key, attaches=True)
 
     def stub(self, target: str) -> Any:
         """The stub of a target. The generated stub's types are those of synchronous channels."""

@@ -5,7 +5,7 @@
     │   └── ItemsNeeded     a resume has to bring its images and videos again, as clients do by themselves
     ├── AccessDenied        the API key is missing, unknown, or not allowed to do this
     ├── ModelNotFound       the named model is not served here
-    ├── RequestNotFound     no replica knows the request, or no longer does
+    ├── RequestNotFound     no replica knows the request, or no router holds its stream, or no longer does
     ├── DuplicateRequest    a live request has this request_id
     ├── Superseded          another call took over this request
     ├── Overloaded          queues are full, or the reader is too slow
@@ -53,7 +53,7 @@ class ModelNotFound(OctavoError):
 
 
 class RequestNotFound(OctavoError):
-    """No replica knows the request, or no longer does."""
+    """No replica knows the request, or no router holds its stream, or no longer does."""
 
 
 class DuplicateRequest(OctavoError):

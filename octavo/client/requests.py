@@ -211,6 +211,9 @@ class RequestOptions(OutputOptions, total=False):
     items: Sequence[ItemSource]
     # How images become pixels for the model: {"min_pixels": ..., "max_pixels": ...}.
     mm_processor_kwargs: Mapping[str, int]
+    # Seconds for which the request goes on when this client is gone, so that another may `attach`; 0: it ends. Default:
+    # the router's option. Closing the stream does not end it then; `cancel` does.
+    detach_timeout: float
     # Text that follows the output, which then fills the gap after a prompt of text. For models trained for that.
     suffix: str
     # Extra variables for the chat template.
@@ -235,6 +238,11 @@ def generate_request(prompt: Prompt, sampling: SamplingParams | None, options: R
         session_key=options.get("session_key", ""),
         suffix=options.get("suffix", ""),
     )
+    if "detach_timeout" in options:
+        try:
+            request.detach_timeout = options["detach_timeout"]
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"detach_timeout={options['detach_timeout']!r}: {error}") from None
     if "length_penalty" in options and "beam_width" not in options:
         raise InvalidRequest(
             f"length_penalty={options['length_penalty']!r} is about beam searches: give beam_width, too"

@@ -9,7 +9,7 @@ import grpc.aio
 from protos import admin_pb2 as pb
 from protos.admin_pb2_grpc import AdminServicer, AdminStub
 from router.api.grpc_errors import grpc_errors
-from router.errors import Forbidden, InvalidRequest, UnknownRequest
+from router.errors import Forbidden, InvalidRequest, NoReplica, UnknownRequest
 from router.replicas.broadcast import ANSWER_TIMEOUT_S, BroadcastTarget, broadcast
 from router.replicas.migrations import Migration
 from router.security.identity import caller
@@ -19,20 +19,23 @@ SERVICE = pb.DESCRIPTOR.services_by_name["Admin"].full_name
 Context = grpc.aio.ServicerContext
 
 
-class Migrates(Protocol):
-    """The part of the intake that moves streams."""
+class Live(Protocol):
+    """Requests that are live at any router."""
 
-    def migrate(self, request_id: str, address: str) -> Migration:
+    async def migrate(self, request_id: str, address: str) -> Migration:
         """Moves a live stream. request_id: the caller's. address: the target. Raises RequestError."""
+        ...
+
+    async def waiting(self, request_id: str) -> pb.RequestTimeline | None:
+        """Returns a timeline of a live request of the caller that no replica has; None: there is no such request."""
         ...
 
 
 class AdminService(AdminServicer):
     """Replicas that can't be reached are named in the answer; if none answers, the call fails with UNAVAILABLE."""
 
-    def __init__(self, replicas: Sequence[BroadcastTarget], intake: Migrates) -> None:
-        self._replicas = replicas
-        self._intake = intake
+    def __init__(self, replicas: Sequence[BroadcastTarget], live: Live) -> None:
+        self._replicas, self._live = replicas, live
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         async with grpc_errors(context, request.request_id):
@@ -48,7 +51,7 @@ class AdminService(AdminServicer):
 
     async def Migrate(self, request: pb.MigrateRequest, context: Context) -> pb.MigrateResponse:
         async with grpc_errors(context, request.request_id):
-            return self._migrate(request.request_id, request.replica)
+            return await self._migrate(request.request_id, request.replica)
         raise AssertionError("unreachable")
 
     async def _explain(self, request_id: str) -> pb.ExplainResponse:
@@ -65,9 +68,17 @@ class AdminService(AdminServicer):
                     return pb.ExplainResponse()
                 raise
 
-        answers, unreachable = await broadcast(self._replicas, ask)
+        failure = None
+        try:
+            answers, unreachable = await broadcast(self._replicas, ask)
+        except NoReplica as error:
+            answers, unreachable, failure = [], [str(error)], error
         timelines = [timeline for answer in answers for timeline in answer.timelines]
+        if not timelines and (waiting := await self._live.waiting(request_id)) is not None:
+            timelines = [waiting]
         if not timelines:
+            if failure is not None:
+                raise failure
             also = f"; not asked: {'; '.join(unreachable)}" if unreachable else ""
             raise UnknownRequest(
                 f"request_id={request_id!r}: no replica knows it; each keeps its live requests and the latest that "
@@ -90,12 +101,12 @@ class AdminService(AdminServicer):
         num_blocks = sum(answer.num_blocks for answer in answers)
         return pb.ResetPrefixCacheResponse(num_blocks=num_blocks, unreachable=unreachable)
 
-    def _migrate(self, request_id: str, replica: str) -> pb.MigrateResponse:
+    async def _migrate(self, request_id: str, replica: str) -> pb.MigrateResponse:
         if not caller().is_admin:
             raise Forbidden("this API key may not move requests between replicas: use one with `admin: true`")
         if not request_id:
             raise InvalidRequest("request_id is empty: give that of a live request")
-        done = self._intake.migrate(request_id, replica)
+        done = await self._live.migrate(request_id, replica)
         return pb.MigrateResponse(
             moved_from=done.moved_from, moved_to=done.moved_to, num_output_tokens=done.num_output_tokens
         )

@@ -10,8 +10,10 @@ from protos import inference_pb2 as pb
 from protos.inference_pb2_grpc import InferenceServicer
 from router.api.grpc_errors import grpc_errors
 from router.intake import validation
+from router.intake.attach.attachments import Attachments
+from router.intake.attach.transcript import Reader
 from router.intake.intake import Intake
-from router.streams.outbox import bounded_reading
+from router.streams.outbox import Outbox, bounded_reading
 from router.streams.stream import Stream
 
 Context = grpc.aio.ServicerContext
@@ -20,24 +22,22 @@ Context = grpc.aio.ServicerContext
 class InferenceService(InferenceServicer):
     """One code path for both calls: GenerateUnary collects what Generate streams."""
 
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
+    def __init__(self, intake: Intake, attachments: Attachments) -> None:
+        self._intake, self._attachments = intake, attachments
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:
         opened = self._opened(request, context)
         del request
-        async with opened as stream:
-            while events := await stream.outbox.take():
-                for event in events:
-                    await context.write(event)
+        async with opened as (_, reader):
+            await _pass_on(reader, context)
 
     async def GenerateUnary(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResult:
         result = pb.GenerateResult()
         opened = self._opened(request, context)
         del request
-        async with opened as stream:
+        async with opened as (stream, reader):
             result.choices.extend(pb.Choice(index=i, exact=True) for i in range(stream.request.sampling.n))
-            while events := await stream.outbox.take():
+            while events := await reader.take():
                 for event in events:
                     _collect(result, event)
         return result
@@ -66,20 +66,43 @@ class InferenceService(InferenceServicer):
         async with grpc_errors(context):
             # Every replica is asked for an id that this router does not know.
             validation.check_request_id(request.request_id)
-            return pb.CancelResponse(cancelled=await self._intake.cancel(request.request_id))
+            return pb.CancelResponse(cancelled=await self._intake.live.cancel(request.request_id))
         raise AssertionError("unreachable")
 
-    @contextlib.asynccontextmanager
-    async def _opened(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[Stream]:
-        request.request_id = request.request_id or uuid.uuid4().hex
+    async def Attach(self, request: pb.AttachRequest, context: Context) -> None:
         async with (
             grpc_errors(context, request.request_id),
-            self._intake.open(request, context.time_remaining()) as stream,
+            contextlib.aclosing(self._attachments.attach(request)) as events,
         ):
-            # It may be large, and the stream may last.
-            del request
-            with bounded_reading(stream.outbox):
-                yield stream
+            async for event in events:
+                await context.write(event)
+
+    @contextlib.asynccontextmanager
+    async def _opened(
+        self, request: pb.GenerateRequest, context: Context
+    ) -> AsyncIterator[tuple[Stream, Outbox | Reader[pb.GenerateResponse]]]:
+        request.request_id = request.request_id or uuid.uuid4().hex
+        async with contextlib.AsyncExitStack() as open_until_end:
+            await open_until_end.enter_async_context(grpc_errors(context, request.request_id))
+            timeout = self._attachments.timeout_of(request)
+            if timeout:
+                opening = self._attachments.begin(request, timeout)
+                # It may be large, and the stream may last.
+                del request
+                stream, reader = await open_until_end.enter_async_context(opening)
+            else:
+                opening = self._intake.open(request, context.time_remaining())
+                del request
+                stream = await open_until_end.enter_async_context(opening)
+                reader = stream.outbox
+            with bounded_reading(reader):
+                yield stream, reader
+
+
+async def _pass_on(reader: Outbox | Reader[pb.GenerateResponse], context: Context) -> None:
+    while events := await reader.take():
+        for event in events:
+            await context.write(event)
 
 
 def _collect(result: pb.GenerateResult, event: pb.GenerateResponse) -> None:

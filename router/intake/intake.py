@@ -15,12 +15,12 @@ from router.errors import (
     InvalidRequest,
     NoReplica,
     RequestError,
-    UnknownRequest,
 )
 from router.intake import validation
 from router.intake.admission import Admission
 from router.intake.bans import ban, check_bans
 from router.intake.constraints import Constraints, check_constraint
+from router.intake.live import LiveRequests
 from router.intake.media.items import Items
 from router.intake.media.store import Held
 from router.intake.outputs import Outputs, includes_reasoning
@@ -29,9 +29,7 @@ from router.intake.thinking import check_enforced
 from router.intake.tool_schemas import wrong_tool
 from router.intake.validation import resolve_logprobs, resolve_sampling
 from router.parsing.grammar import enforced_schemas
-from router.replicas.broadcast import broadcast_cancel
 from router.replicas.dispatcher import Dispatcher
-from router.replicas.migrations import Migration, Migrations
 from router.replicas.replica_set import ReplicaSet
 from router.request import EndedRequest, Request, RequestTrace
 from router.search.checks import check_room, check_search, num_needed, num_streams, resolve_search
@@ -59,7 +57,7 @@ class Intake:
         admission: Admission,
         registry: StreamRegistry,
         dispatcher: Dispatcher,
-        migrations: Migrations,
+        live: LiveRequests,
         metrics: RouterMetrics,
         telemetry: RequestTelemetry,
         items: Items,
@@ -81,7 +79,8 @@ class Intake:
         self._admission = admission
         self._registry = registry
         self._dispatcher = dispatcher
-        self._migrations = migrations
+        # Cancels and moves requests.
+        self.live = live
         self.metrics = metrics
         self._telemetry = telemetry
         self._buffer_bytes = buffer_bytes
@@ -132,25 +131,6 @@ class Intake:
     def parses(self, chat: pb.ChatPrompt) -> bool:
         """Tells whether the served model's formats tell more apart in a chat's output than its answer."""
         return self._outputs.are_parsed(chat)
-
-    async def cancel(self, request_id: str) -> bool:
-        """Ends a live request of the caller, at any router; False if none has this id.
-
-        At other routers it finds streams that a replica has, not those that wait for one. Raises NoReplica if the
-        request is not known here and no replica answers.
-        """
-        scoped_id = caller().scoped_id(request_id)
-        return self._registry.cancel(scoped_id) or await broadcast_cancel(self._replicas.replicas, scoped_id)
-
-    def migrate(self, request_id: str, address: str) -> Migration:
-        """Moves a live stream of the caller. address: the target, as in scheduler_addresses; empty: the policy chooses.
-
-        Raises UnknownRequest, InvalidRequest if there is no such replica, NotMigrated if none can continue it exactly.
-        """
-        stream = self._registry.find(caller().scoped_id(request_id))
-        if stream is None:
-            raise UnknownRequest(f"request_id={request_id!r} is not live at this router: ask the one that streams it")
-        return self._migrations.migrate(stream.placement, address)
 
     @contextlib.asynccontextmanager
     async def open(self, message: pb.GenerateRequest, seconds: float | None) -> AsyncIterator[Stream]:

@@ -40,6 +40,8 @@ class ReplicaOptions:
     """Options that all replicas of a router share."""
 
     router_id: str
+    # Returns where this router answers others (router.replicas.peers); empty: nowhere.
+    peer_address: Callable[[], str] = str
     model_name: str
     # Seconds without a message after which a scheduler counts as dead; one is due each second.
     silence_timeout: float
@@ -171,6 +173,7 @@ class Replica:
             opening = Open(
                 protocol_version=PROTOCOL_VERSION,
                 router_id=self._options.router_id,
+                peer_address=self._options.peer_address(),
                 watch_cache=self._prefix_index is not None,
             )
             await call.write(RouterMessage(open=opening))

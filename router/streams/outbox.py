@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from protos.inference_pb2 import GenerateResponse
 from router.errors import RequestError
@@ -73,11 +74,24 @@ class Outbox:
         # The future of a waiting writer, which queues once there is something to write.
         self._wakeup: asyncio.Future[None] | None = None
         self._is_queued = False
+        # Set by `keep`.
+        self._is_kept = False
 
     @property
     def is_delivered(self) -> bool:
-        """True if it was closed without an error and all of it has been taken."""
-        return self.closed and self._error is None and not self._waiting
+        """True if it was closed without an error, and all of it has been taken or is kept for a reader to come."""
+        return self.closed and self._error is None and (self._is_kept or not self._waiting)
+
+    def keep(self) -> None:
+        """Notes that what waits may be read after the stream has ended. Half of the bound is left, for as much is kept
+        of what has been read (router.intake.attach)."""
+        self._is_kept = True
+        self._max_bytes //= 2
+
+    def raise_error(self) -> None:
+        """Raises the error that closed it, if one did."""
+        if self._error is not None:
+            raise self._error
 
     def put(self, event: GenerateResponse, *, counted: bool = True) -> None:
         """Adds an event. counted: it counts towards the bound, which is for what piles up. Raises OutboxFullError."""
@@ -152,8 +166,16 @@ class Outbox:
 UNREAD_S = 60.0
 
 
+class Closing(Protocol):
+    """An outbox, or what reads one for a client."""
+
+    def on_close(self, call: Callable[[], object]) -> None:
+        """Calls `call` when no more will come; at once if that is so already."""
+        ...
+
+
 @contextlib.contextmanager
-def bounded_reading(outbox: Outbox) -> Iterator[None]:
+def bounded_reading(outbox: Closing) -> Iterator[None]:
     """Cancels this task if it is still inside UNREAD_S after the outbox is closed.
 
     A write to a client whose flow-control window is full waits for as long as the client answers pings. Nothing else

@@ -112,6 +112,11 @@ class RouterMetrics:
             registry=self.registry,
         )
         self.streams = Gauge("octavo_streams", "Requests that are live.", registry=self.registry)
+        self.detached_streams = Gauge(
+            "octavo_detached_streams",
+            "Streams without a reader, which another one may attach to; those that have ended included.",
+            registry=self.registry,
+        )
         self.replica_ready = Gauge(
             "octavo_replica_ready", "1 if the replica takes and computes requests.", ["replica"], registry=self.registry
         )

@@ -168,6 +168,7 @@ class _Servicer(SchedulerServicer):
     ) -> AsyncIterator[wire.SchedulerMessage]:
         opened = await anext(aiter(request_iterator))
         session = _FakeSession(self._scheduler, opened.open.router_id)
+        session.peer_address = opened.open.peer_address
         if opened.open.protocol_version != PROTOCOL_VERSION:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"speak protocol_version {PROTOCOL_VERSION}")
         work = (session.read(request_iterator), session.step_forever(), session.send_loads())
@@ -188,6 +189,10 @@ class _Servicer(SchedulerServicer):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def Routers(self, request: wire.RoutersRequest, context: grpc.aio.ServicerContext) -> wire.RoutersResponse:
+        addresses = {session.peer_address for session in self._scheduler._sessions} - {""}
+        return wire.RoutersResponse(peer_addresses=sorted(addresses))
+
     async def Cancel(self, request: pb.CancelRequest, context: grpc.aio.ServicerContext) -> pb.CancelResponse:
         sessions = list(self._scheduler._sessions)
         return pb.CancelResponse(cancelled=any(each.end_request(request.request_id) for each in sessions))
@@ -197,6 +202,7 @@ class _FakeSession:
     def __init__(self, scheduler: FakeScheduler, router_id: str) -> None:
         self.scheduler = scheduler
         self.router_id = router_id
+        self.peer_address = ""
         self.sequences: dict[tuple[int, int], _Sequence] = {}
         self.outgoing: asyncio.Queue[wire.SchedulerMessage] = asyncio.Queue()
         self._incomplete: dict[int, tuple[wire.Submit, list[int]]] = {}

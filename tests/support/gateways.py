@@ -18,7 +18,9 @@ async def running_gateway(
     """Yields the URL. tokenizer: SmolLM2's if None. options: the router's."""
     async with running_router([scheduler.address], tokenizer=tokenizer, **options) as (server, _):
         await server.wait_ready()
-        gateway = Gateway(server.intake, server.registry, server.readiness, max_body_bytes=2**20)
+        gateway = Gateway(
+            server.intake, server.registry, server.readiness, max_body_bytes=2**20, attachments=server.attachments
+        )
         serving = GatewayServer(gateway, "127.0.0.1", 0)
         serving.start()
         yield f"http://127.0.0.1:{serving.port}"

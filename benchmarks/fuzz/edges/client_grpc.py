@@ -103,7 +103,7 @@ class _Inference(_Requests):
             pb.CancelRequest: (pb.CancelRequest(request_id="fuzzed"),),
         }
         super().__init__(cluster, seeds)
-        self._service = InferenceService(cluster.router.intake)
+        self._service = InferenceService(cluster.router.intake, cluster.router.attachments)
 
     async def answer(self, request: Any, caller: _Caller) -> None:
         await getattr(self._service, self._METHODS[type(request)])(request, caller)

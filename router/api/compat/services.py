@@ -1,12 +1,16 @@
 """Registers the services that the option `compat` names."""
 
+import logging
 from collections.abc import Callable, Sequence
 
 import grpc.aio
 
 from router.api.compat.kserve.service import add_to_server as add_kserve
+from router.api.compat.vllm.service import add_to_server as add_vllm
 from router.intake.intake import Intake
 from router.replicas.replica_set import ReplicaSet
+
+log = logging.getLogger("octavo.router.compat")
 
 
 class MissingPackageError(ImportError):
@@ -15,10 +19,19 @@ class MissingPackageError(ImportError):
 
 def add_services(names: Sequence[str], server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet) -> list[str]:
     """Registers the services `names` and returns their full names. Raises MissingPackageError."""
-    return [_ADD[name](server, intake, replicas) for name in dict.fromkeys(names)]
+    added = [_ADD[name](server, intake, replicas) for name in dict.fromkeys(names)]
+    if "vllm" in names and "smg" not in names:
+        # What `vllm` meant before.
+        try:
+            added.append(_add_smg(server, intake, replicas))
+        except MissingPackageError:
+            pass
+        else:
+            log.warning("compat: vllm includes VllmEngine, SMG's service, until the next release: name smg for it")
+    return [service for services in added for service in services]
 
 
-def _add_vllm(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet) -> str:
+def _add_smg(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet) -> list[str]:
     try:
         # Imported here, so that the other services need not have the package.
         from router.api.compat.vllm_engine.service import add_to_server
@@ -26,9 +39,17 @@ def _add_vllm(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet) -> 
         if (error.name or "").partition(".")[0] != "smg_grpc_proto":
             raise
         raise MissingPackageError(
-            "compat: vllm needs the Python package smg-grpc-proto: install octavo[smg], or leave vllm out"
+            "compat: smg needs the Python package smg-grpc-proto: install octavo[smg], or leave smg out"
         ) from None
-    return add_to_server(server, intake, replicas)
+    return [add_to_server(server, intake, replicas)]
 
 
-_ADD: dict[str, Callable[[grpc.aio.Server, Intake, ReplicaSet], str]] = {"vllm": _add_vllm, "kserve": add_kserve}
+def _add_kserve(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet) -> list[str]:
+    return [add_kserve(server, intake, replicas)]
+
+
+_ADD: dict[str, Callable[[grpc.aio.Server, Intake, ReplicaSet], list[str]]] = {
+    "vllm": add_vllm,
+    "smg": _add_smg,
+    "kserve": _add_kserve,
+}

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from protos import inference_pb2 as pb
-from router.api.gateway.answers import EventStream, answered, request_id_of
+from router.api.gateway.answers import HeldEvents, answered, request_id_of
 from router.api.gateway.anthropic.errors import is_anthropics, message_error
 from router.api.gateway.anthropic.reply import MessageReply
 from router.api.gateway.batches.endpoints import Batches
@@ -49,6 +49,8 @@ from router.api.gateway.reading.parsing import Kind, Parsed
 from router.api.gateway.responding import Responses
 from router.api.gateway.responses.store import MemoryStore, Store
 from router.errors import Forbidden, RequestError
+from router.intake.attach.attachments import Attachments
+from router.intake.attach.held_streams import HeldStreams
 from router.intake.intake import Intake
 from router.intake.validation import check_model_name, check_prompt_length
 from router.security.authentication import KeyMiddleware
@@ -86,11 +88,12 @@ class Gateway:
         batches: BatchStore | None = None,
         batch_concurrency: int = 32,
         is_tracing: bool = False,
+        attachments: Attachments | None = None,
     ) -> None:
         """readiness: for /health. max_body_bytes: of one request. max_bodies_bytes, strict_fields, allowed_origins: the
         options. keys: those that may call; None: anyone may. responses: where they are stored; None: in memory.
         batches: where files and batches are; None: there are none. batch_concurrency: the option. is_tracing: requests
-        are traced.
+        are traced. attachments: for streams that live without a reader; None: there are none.
         """
         self._intake, self._registry, self._readiness = intake, registry, readiness
         self._bodies = Bodies(
@@ -98,7 +101,9 @@ class Gateway:
         )
         self._ignored = IgnoredFields(intake.metrics.ignored_fields)
         store = MemoryStore(_MEMORY_BYTES) if responses is None else responses
-        own = Responses(intake, self._bodies, self._ignored, store).routes
+        none = HeldStreams(0, intake.metrics.detached_streams)
+        self._held = HeldEvents(Attachments(intake, none) if attachments is None else attachments)
+        own = Responses(intake, self._bodies, self._ignored, store, self._held).routes
         completions = [
             Route("/v1/completions", functools.partial(self._complete, "completion"), methods=["POST"]),
             Route("/v1/chat/completions", functools.partial(self._complete, "chat"), methods=["POST"]),
@@ -119,6 +124,7 @@ class Gateway:
                 Route("/v1/messages/count_tokens", self._count_tokens, methods=["POST"]),
                 Route("/invocations", functools.partial(self._complete, "any"), methods=["POST"]),
                 *own,
+                *self._held.routes,
                 *Batches(self._bodies, self._ignored, batches, self._runner, strict_fields).routes,
                 Route("/v1/models", self._models),
                 Route("/v1/models/{model:path}", self._model),
@@ -195,8 +201,11 @@ class Gateway:
         return {"id": name, "created": int(time.time()), "model": self._intake.model.name}
 
     async def _answer(self, request: Request, messages: list[pb.GenerateRequest], form: Form, reply: Reply) -> Response:
-        request_id = messages[0].request_id
-        events = events_of(self._intake, messages)
+        # Prompts of one request have its id, and their number.
+        is_single = len(messages) == 1
+        request_id = messages[0].request_id if is_single else messages[0].request_id.removesuffix("-0")
+        seconds = self._held.seconds_of(messages, is_stream=form.is_stream)
+        events = events_of(self._intake, messages, are_kept=seconds > 0)
         if form.stream_interval > 1 and form.is_stream:
             events = in_intervals(events, form.stream_interval)
         if form.has_prompt_text:
@@ -206,10 +215,11 @@ class Gateway:
         try:
             # Until there is something to stream, an error can still set the HTTP status.
             first = await anext(events)
+            chunks = _sse_chunks(first, events, reply, request_id=request_id)
+            return self._held.answer(chunks, events, request_id, seconds, is_single=is_single)
         except BaseException:
             await events.aclose()
             raise
-        return EventStream(_sse_chunks(first, events, reply, request_id=request_id), events)
 
     async def _with_prompt_text(self, events: AsyncGenerator[Event, None], reply: Reply) -> AsyncGenerator[Event, None]:
         async with aclosing(events):

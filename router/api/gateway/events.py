@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 from protos import inference_pb2 as pb
 from router.errors import RequestError
+from router.intake.attach.kept_stream import keeping
 from router.intake.intake import Intake
 from router.streams.outbox import Outbox
 
@@ -48,15 +49,17 @@ async def in_intervals(events: AsyncGenerator[Event, None], num_tokens: int) -> 
                 waiting[place] = chunk
 
 
-async def events_of(intake: Intake, messages: list[pb.GenerateRequest]) -> AsyncGenerator[Event, None]:
+async def events_of(
+    intake: Intake, messages: list[pb.GenerateRequest], *, are_kept: bool = False
+) -> AsyncGenerator[Event, None]:
     """Yields the events of all messages, which are taken out of the list: they may be large, and streams may last.
-    Closing it ends the streams.
+    Closing it ends the streams. are_kept: they may stay unread.
 
     Raises RequestError. If one of several streams fails, the others end, as in vLLM, and the error names its prompt.
     """
     count = len(messages)
     if count == 1:
-        async with aclosing(_events(intake, messages)) as events:
+        async with aclosing(_events(intake, messages, are_kept=are_kept)) as events:
             async for event in events:
                 yield 0, event
         return
@@ -64,7 +67,7 @@ async def events_of(intake: Intake, messages: list[pb.GenerateRequest]) -> Async
 
     async def pass_on(index: int, message: list[pb.GenerateRequest]) -> None:
         try:
-            async with aclosing(_events(intake, message)) as events:
+            async with aclosing(_events(intake, message, are_kept=are_kept)) as events:
                 async for event in events:
                     await queue.put((index, event))
             await queue.put((index, None))
@@ -92,9 +95,11 @@ async def events_of(intake: Intake, messages: list[pb.GenerateRequest]) -> Async
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _events(intake: Intake, message: list[pb.GenerateRequest]) -> AsyncGenerator[pb.GenerateResponse, None]:
+async def _events(
+    intake: Intake, message: list[pb.GenerateRequest], *, are_kept: bool
+) -> AsyncGenerator[pb.GenerateResponse, None]:
     """message: one, which is taken out."""
-    async with intake.open(message.pop(), None) as stream:
+    async with keeping(intake, message.pop()) if are_kept else intake.open(message.pop(), None) as stream:
         events = await _first_of(stream.outbox)
         while events:
             for event in events:

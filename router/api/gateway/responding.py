@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from protos import inference_pb2 as pb
-from router.api.gateway.answers import EventStream, answered, request_id_of
+from router.api.gateway.answers import HeldEvents, answered, request_id_of
 from router.api.gateway.errors import OUTPUT_ERRORS, BadRequestError, of_output
 from router.api.gateway.events import Event, events_of, parse_outputs
 from router.api.gateway.ignored import IgnoredFields
@@ -83,8 +83,8 @@ class _Stored(msgspec.Struct):
 
 
 class Responses:
-    def __init__(self, intake: Intake, bodies: Bodies, ignored: IgnoredFields, store: Store) -> None:
-        self._intake, self._bodies, self._ignored, self._store = intake, bodies, ignored, store
+    def __init__(self, intake: Intake, bodies: Bodies, ignored: IgnoredFields, store: Store, held: HeldEvents) -> None:
+        self._intake, self._bodies, self._ignored, self._store, self._held = intake, bodies, ignored, store, held
         self.routes = [
             Route("/v1/responses", self._create, methods=["POST"]),
             Route("/v1/responses/{response_id}", self._show, methods=["GET"]),
@@ -120,18 +120,35 @@ class Responses:
         if form.is_stored and not can_be_stored:
             reply.not_stored()
             keep = _keep_nothing
-        request_id = message.request_id
+        request_id, seconds = message.request_id, self._held.seconds_of([message], is_stream=form.is_stream)
         del message
-        events = events_of(self._intake, messages)
+        events = events_of(self._intake, messages, are_kept=seconds > 0)
         try:
             if form.is_stream:
-                answer = await _stream(events, reply, keep, request_id)
+                answer = await self._stream(events, reply, keep, request_id, seconds)
             else:
                 answer = await answered(request, _whole(events, reply, keep))
         except OUTPUT_ERRORS as error:
             raise of_output(error, form.constraint_field, form.schema_field) from None
         self._ignored.tell(asked.ignored, answer)
         return answer
+
+    async def _stream(
+        self,
+        events: AsyncGenerator[Event, None],
+        reply: ResponseReply,
+        keep: _Keep,
+        request_id: str,
+        seconds: float,
+    ) -> Response:
+        """seconds: for which it is held without a reader."""
+        try:
+            # Until there is something to stream, an error can still set the HTTP status.
+            first = await anext(events)
+            return self._held.answer(_sse_events(first, events, reply, keep, request_id), events, request_id, seconds)
+        except BaseException:
+            await events.aclose()
+            raise
 
     async def _show(self, request: Request) -> Response:
         if request.query_params.get("stream") == "true":
@@ -197,16 +214,6 @@ async def _whole(events: AsyncGenerator[Event, None], reply: ResponseReply, keep
             reply.take(*event)
     await keep()
     return JSONResponse(reply.whole())
-
-
-async def _stream(events: AsyncGenerator[Event, None], reply: ResponseReply, keep: _Keep, request_id: str) -> Response:
-    try:
-        # Until there is something to stream, an error can still set the HTTP status.
-        first = await anext(events)
-    except BaseException:
-        await events.aclose()
-        raise
-    return EventStream(_sse_events(first, events, reply, keep, request_id), events)
 
 
 async def _sse_events(

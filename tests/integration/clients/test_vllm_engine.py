@@ -41,7 +41,7 @@ async def scheduler(tmp_path: Path) -> AsyncIterator[FakeScheduler]:
 
 @pytest.fixture
 async def router(scheduler: FakeScheduler) -> AsyncIterator[tuple[RouterServer, Any]]:
-    async with running_router([scheduler.address], compat="vllm") as (server, stub):
+    async with running_router([scheduler.address], compat="smg") as (server, stub):
         await server.wait_ready()
         yield server, stub
 
@@ -162,7 +162,7 @@ async def test_a_scheduler_that_dies_is_not_noticed(tmp_path: Path) -> None:
     one, two = (FakeScheduler(socket_address(tmp_path, name), pause_at=4) for name in ("one", "two"))
     async with (
         running_schedulers(one, two),
-        running_router([one.address, two.address], compat="vllm") as (server, stub),
+        running_router([one.address, two.address], compat="smg") as (server, stub),
     ):
         await server.wait_ready()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -295,5 +295,5 @@ async def test_without_the_package_the_error_names_it(tmp_path: Path, monkeypatc
     monkeypatch.setitem(sys.modules, "smg_grpc_proto.generated", None)
     monkeypatch.delitem(sys.modules, "router.api.compat.vllm_engine.service", raising=False)
     with pytest.raises(services.MissingPackageError, match=r"install octavo\[smg\]"):
-        async with running_router([socket_address(tmp_path, "nobody")], compat="vllm"):
+        async with running_router([socket_address(tmp_path, "nobody")], compat="smg"):
             pass

@@ -238,13 +238,17 @@ async def test_a_client_of_a_killed_process_goes_on_at_another_one_of_the_same_p
             await killed.wait()
 
 
-async def test_cancel_reaches_a_stream_through_any_router(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_found", [True, False])
+async def test_cancel_reaches_a_stream_through_any_router(tmp_path: Path, is_found: bool) -> None:
+    """Also one that other routers do not find, such as an older one: its replica tells it."""
+    directory = tmp_path / "run"
+    directory.mkdir(mode=0o700 if is_found else 0o755)
     replicas = [FakeScheduler(socket_address(tmp_path, name), pause_at=3) for name in ("one", "two")]
     addresses = [replica.address for replica in replicas]
     async with (
         running_schedulers(*replicas),
-        running_router(addresses) as (server, stub),
-        running_router(addresses) as (other, stub_of_other),
+        running_router(addresses, runtime_dir=directory) as (server, stub),
+        running_router(addresses, runtime_dir=tmp_path / "other") as (other, stub_of_other),
     ):
         await server.wait_ready()
         await other.wait_ready()
@@ -253,9 +257,11 @@ async def test_cancel_reaches_a_stream_through_any_router(tmp_path: Path) -> Non
         received = await receive(call, until=lambda received: bool(received.token_ids))
         assert not (await stub_of_other.Cancel(pb.CancelRequest(request_id="another"))).cancelled
         assert (await stub_of_other.Cancel(pb.CancelRequest(request_id="mine"))).cancelled
-        with pytest.raises(grpc.aio.AioRpcError, match="through another router") as caught:
+        message = "for this request$" if is_found else "through another router"
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
             await receive(call, into=received)
         assert caught.value.code() is grpc.StatusCode.CANCELLED
+        assert re.search(message, caught.value.details() or "")
         # No router has it any more, and it did not move to the other replica.
         assert not (await stub_of_other.Cancel(pb.CancelRequest(request_id="mine"))).cancelled
         assert sum(len(replica.submitted) for replica in replicas) == 1

@@ -43,8 +43,11 @@ class FakeReplica:
 
 
 class NothingLive:
-    def migrate(self, request_id: str, address: str) -> Migration:
+    async def migrate(self, request_id: str, address: str) -> Migration:
         raise UnknownRequest(f"{request_id} is not live")
+
+    async def waiting(self, request_id: str) -> None:
+        return None
 
 
 @contextlib.asynccontextmanager

@@ -87,7 +87,7 @@ class VllmEngineService(VllmEngineServicer):
         """Passes over ids that are not live: a request may end while it is aborted."""
         for request_id in request.request_ids:
             with contextlib.suppress(NoReplica):
-                await self._intake.cancel(request_id)
+                await self._intake.live.cancel(request_id)
         return vllm.AbortResponse()
 
     async def HealthCheck(self, request: vllm.HealthCheckRequest, context: Context) -> vllm.HealthCheckResponse:

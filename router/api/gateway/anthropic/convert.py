@@ -33,6 +33,7 @@ def chat_of(request: MessagesRequest) -> ChatCompletionRequest:
         top_p=request.top_p,
         top_k=request.top_k,
         num_speculative_tokens=request.num_speculative_tokens,
+        detach_timeout=request.detach_timeout,
         stop=request.stop_sequences,
         response_format=_format_of(request),
     )

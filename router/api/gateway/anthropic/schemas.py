@@ -222,6 +222,7 @@ class MessagesRequest(known(_MESSAGES, CountTokensRequest)):
     top_k: int | None = Field(None, ge=-(2**31), lt=2**31)
     # Octavo's own, as in chats.
     num_speculative_tokens: int | None = Field(None, ge=0, lt=2**32)
+    detach_timeout: float | None = None
     stop_sequences: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
         Field(fail_fast=True, max_length=MAX_STOP_STRINGS),

@@ -260,6 +260,8 @@ def _message(
         session_key=request.session_key or request.session_id,
         truncation_side=_SIDES[request.truncation_side],
     )
+    if request.detach_timeout is not None:
+        message.detach_timeout = request.detach_timeout
     if request.use_beam_search:
         _add_search(message, request, n)
     if request.add_special_tokens is not None:

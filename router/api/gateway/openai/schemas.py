@@ -156,6 +156,8 @@ class SamplingRequest(known(_COMMON, create_model("_Numbers", __base__=Fields, *
     session_id: str = ""
     # Octavo's own: upper bound of the drafts of a choice in a step; 0: no speculation.
     num_speculative_tokens: int | None = Field(None, ge=0, lt=2**32)
+    # Octavo's own: seconds for which a stream goes on without its reader.
+    detach_timeout: float | None = None
 
 
 class CompletionRequest(known(_COMPLETION), SamplingRequest):

@@ -73,6 +73,18 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         answers=record({"id": TEXT, "object": TEXT, "deleted": {"type": "boolean"}}),
         statuses=(401, 404, 503),
     ),
+    ("get", "/v1/streams/{request_id}"): Operation(
+        tag=SERVER,
+        summary="Goes on with a stream whose request had detach_timeout, behind the event that Last-Event-ID names",
+        media_type="text/event-stream",
+        statuses=(400, 401, 404),
+    ),
+    ("delete", "/v1/streams/{request_id}"): Operation(
+        tag=SERVER,
+        summary="Ends such a stream",
+        answers=record({"id": TEXT, "object": TEXT, "deleted": {"type": "boolean"}}),
+        statuses=(400, 401, 404),
+    ),
     ("get", "/v1/models"): Operation(
         tag=OPENAI,
         summary="The served model",

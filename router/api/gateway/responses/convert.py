@@ -24,7 +24,7 @@ from router.api.gateway.responses.schemas import (
 _SHARED = (
     *(parameter.name for parameter in PARAMETERS),
     *("model", "stream", "stop", "stop_token_ids", "seed", "ignore_eos", "skip_special_tokens", "priority"),
-    *("thinking_token_budget", "num_speculative_tokens"),
+    *("thinking_token_budget", "num_speculative_tokens", "detach_timeout"),
     *("cache_salt", "session_key", "session_id", "parallel_tool_calls"),
 )
 # Chat templates know no developers.

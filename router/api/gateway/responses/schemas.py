@@ -219,6 +219,7 @@ class ResponseRequest(_Known):
     session_id: str = ""
     # Octavo's own, as in chats.
     num_speculative_tokens: int | None = Field(None, ge=0, lt=2**32)
+    detach_timeout: float | None = None
 
     @property
     def items(self) -> list[Item]:

@@ -1,0 +1,1 @@
+"""vLLM's own gRPC services: vllm.Inference and vllm.Control."""

@@ -1,0 +1,221 @@
+"""Converts vllm.Inference's requests to the router's own, and a stream's events to its answers."""
+
+import uuid
+from collections.abc import Sequence
+
+from configs.sampling import ALL_LOGPROBS, BY_NAME
+from protos import inference_pb2 as pb
+from protos import vllm_pb2 as vllm
+from router.errors import InvalidRequest
+
+_DEFAULT_MAX_TOKENS = 20
+# The field is signed in Octavo's message.
+_MOST_TOP_K = BY_NAME["top_k"].high
+_KINDS = {"json": "json_schema", "regex": "regex", "grammar": "grammar", "structural_tag": "structural_tag"}
+
+
+def generate_request(
+    request: vllm.GenerateRequest, request_id: str, model_default: pb.SamplingParams
+) -> pb.GenerateRequest:
+    """model_default: the model's own defaults. Raises InvalidRequest."""
+    _check_supported(request)
+    message = pb.GenerateRequest(
+        request_id=request_id,
+        model=request.model,
+        sampling=_sampling(request),
+        priority=request.priority,
+        session_key=request.session_id,
+        # A salt that no other request has shares no block.
+        cache_salt=uuid.uuid4().hex if request.kv.bypass_prefix_cache else request.kv.cache_salt,
+    )
+    if request.HasField("temperature"):
+        message.sampling.temperature = request.temperature
+    elif not model_default.HasField("temperature"):
+        message.sampling.temperature = 0
+    if request.WhichOneof("prompt") == "text":
+        message.prompt = request.text
+    elif request.HasField("token_ids"):
+        message.token_ids.ids.extend(request.token_ids.ids)
+        message.token_ids.SetInParent()
+    if request.truncate_prompt_tokens:
+        message.truncate_prompt_tokens = request.truncate_prompt_tokens
+    return message
+
+
+def _check_supported(request: vllm.GenerateRequest) -> None:
+    """Raises InvalidRequest."""
+    if request.media:
+        raise InvalidRequest(f"media has {len(request.media)} items: this service takes text and tokens only")
+    if request.lora_name:
+        raise InvalidRequest(f"lora_name={request.lora_name[:80]!r}: no adapters are served; leave it empty")
+    for name in ("kv_transfer_params", "ec_transfer_params"):
+        if request.kv.HasField(name):
+            raise InvalidRequest(f"kv.{name} is set: each replica computes whole requests; leave it unset")
+
+
+def _sampling(request: vllm.GenerateRequest) -> pb.SamplingParams:
+    """Raises InvalidRequest."""
+    drawn, decoding, stopping, shown = request.sampling, request.decoding, request.stopping, request.response
+    if drawn.top_k > _MOST_TOP_K:
+        raise InvalidRequest(f"sampling.top_k={drawn.top_k}: use at most {_MOST_TOP_K}, or 0 for the default")
+    sampling = pb.SamplingParams(
+        n=drawn.num_sequences,
+        presence_penalty=decoding.presence_penalty,
+        frequency_penalty=decoding.frequency_penalty,
+        repetition_penalty=decoding.repetition_penalty or 1.0,
+        logit_bias=decoding.logit_bias,
+        allowed_token_ids=decoding.allowed_token_ids,
+        max_tokens=stopping.max_new_tokens or _DEFAULT_MAX_TOKENS,
+        min_tokens=stopping.min_new_tokens,
+        stop_token_ids=stopping.stop_token_ids,
+        stop=stopping.stop_strings,
+        include_stop_str_in_output=stopping.include_stop_strings,
+        ignore_eos=stopping.ignore_eos,
+        skip_special_tokens=shown.skip_special_tokens if shown.HasField("skip_special_tokens") else True,
+    )
+    for name in ("top_k", "top_p", "min_p"):
+        if value := getattr(drawn, name):
+            setattr(sampling, name, value)
+    if drawn.HasField("seed"):
+        # Negative seeds are the other half of the 64 bits.
+        sampling.seed = drawn.seed % 2**64
+    _constrain(sampling, decoding)
+    _tell(sampling, shown)
+    return sampling
+
+
+def _constrain(sampling: pb.SamplingParams, decoding: vllm.DecodingParameters) -> None:
+    match decoding.WhichOneof("structured_output"):
+        case None:
+            pass
+        case "choice":
+            sampling.constraint.choice.texts.extend(decoding.choice.choices)
+            sampling.constraint.choice.SetInParent()
+        case "json_object":
+            if not decoding.json_object:
+                raise InvalidRequest("decoding.json_object=false: use true, or leave it unset")
+            sampling.constraint.json_object = True
+        case kind:
+            setattr(sampling.constraint, _KINDS[kind], getattr(decoding, kind))
+
+
+def _tell(sampling: pb.SamplingParams, shown: vllm.ResponseOptions) -> None:
+    """Asks for logprobs. Raises InvalidRequest."""
+    if shown.output_logprobs:
+        sampling.logprobs = 0
+    match shown.output_candidates.WhichOneof("select"):
+        case "top_n":
+            sampling.logprobs = shown.output_candidates.top_n
+        case "all":
+            sampling.logprobs = ALL_LOGPROBS
+        case "token_ids":
+            # Their number says how many logprobs there are.
+            sampling.ClearField("logprobs")
+            sampling.logprob_token_ids.extend(shown.output_candidates.token_ids.ids)
+    if shown.prompt_logprobs:
+        sampling.prompt_logprobs = 0
+    match shown.prompt_candidates.WhichOneof("select"):
+        case "top_n":
+            sampling.prompt_logprobs = shown.prompt_candidates.top_n
+        case "all":
+            sampling.prompt_logprobs = ALL_LOGPROBS
+        case "token_ids":
+            raise InvalidRequest("response.prompt_candidates.token_ids is set: use top_n or all for a prompt")
+
+
+_FINISHES = {
+    pb.FINISH_REASON_LENGTH: vllm.FinishInfo.LENGTH,
+    pb.FINISH_REASON_STOP: vllm.FinishInfo.STOP,
+    pb.FINISH_REASON_REPETITION: vllm.FinishInfo.STOP,
+}
+
+
+class Replies:
+    """Folds one stream into responses: one for each chunk."""
+
+    def __init__(self, shown: vllm.ResponseOptions) -> None:
+        """shown: what the client wants to see."""
+        self._shown = shown
+        self._shows_text = shown.output_text if shown.HasField("output_text") else True
+        self._prompt_token_ids: Sequence[int] = ()
+        self._prompt_logprobs: list[pb.TokenLogprobs] = []
+        self._is_first = True
+        self._num_tokens: dict[int, int] = {}
+
+    def take(self, event: pb.GenerateResponse) -> vllm.GenerateResponse | None:
+        """Takes in an event. Returns what is to be sent for it."""
+        match event.WhichOneof("event"):
+            case "started":
+                self._prompt_token_ids = event.started.prompt_token_ids
+            case "prompt_logprobs":
+                self._prompt_logprobs.extend(event.prompt_logprobs.logprobs)
+            case "chunk":
+                reply = vllm.GenerateResponse(outputs=self._output(event.chunk))
+                if self._is_first:
+                    self._is_first = False
+                    reply.prompt_info.CopyFrom(self._prompt_info())
+                return reply
+        return None
+
+    def _prompt_info(self) -> vllm.PromptInfo:
+        shown, logprobs = self._shown, self._prompt_logprobs
+        info = vllm.PromptInfo(num_prompt_tokens=len(self._prompt_token_ids))
+        if shown.prompt_token_ids:
+            info.token_ids.extend(self._prompt_token_ids)
+        if logprobs:
+            # Nothing precedes the first token.
+            info.logprobs.extend([0.0, *(each.chosen.logprob for each in logprobs)])
+            info.ranks.extend([0, *(each.chosen.rank for each in logprobs)])
+            if shown.HasField("prompt_candidates"):
+                info.candidate_tokens.extend([vllm.CandidateTokenInfo(), *map(_candidates, logprobs)])
+        return info
+
+    def _output(self, chunk: pb.Chunk) -> vllm.SequenceOutput:
+        shown = self._shown
+        output = vllm.SequenceOutput(index=chunk.index, num_tokens=len(chunk.token_ids))
+        if self._shows_text:
+            output.text = chunk.text
+        if shown.output_token_ids:
+            output.token_ids.extend(chunk.token_ids)
+        if chunk.logprobs:
+            output.logprobs.extend(each.chosen.logprob for each in chunk.logprobs)
+            output.ranks.extend(each.chosen.rank for each in chunk.logprobs)
+            if shown.HasField("output_candidates"):
+                output.candidate_tokens.extend(map(_candidates, chunk.logprobs))
+        self._num_tokens[chunk.index] = self._num_tokens.get(chunk.index, 0) + len(chunk.token_ids)
+        if chunk.HasField("finish"):
+            output.finish_info.CopyFrom(self._finish_info(chunk))
+        return output
+
+    def _finish_info(self, chunk: pb.Chunk) -> vllm.FinishInfo:
+        finish = chunk.finish
+        info = vllm.FinishInfo(
+            num_output_tokens=self._num_tokens[chunk.index],
+            finish_reason=_FINISHES.get(finish.reason, vllm.FinishInfo.ABORTED),
+        )
+        stop = finish.WhichOneof("stop")
+        if stop is not None:
+            setattr(info, stop, getattr(finish, stop))
+        elif finish.reason == pb.FINISH_REASON_STOP and chunk.token_ids:
+            info.eos_token_id = chunk.token_ids[-1]
+        return info
+
+
+def joined(replies: Sequence[vllm.GenerateResponse]) -> vllm.GenerateResponse:
+    """Returns the responses of one sequence as one."""
+    whole = vllm.GenerateResponse()
+    for reply in replies:
+        text, num_tokens = whole.outputs.text, whole.outputs.num_tokens
+        # Lists are joined by MergeFrom; texts and numbers are replaced.
+        whole.MergeFrom(reply)
+        whole.outputs.text = text + reply.outputs.text
+        whole.outputs.num_tokens = num_tokens + reply.outputs.num_tokens
+    return whole
+
+
+def _candidates(logprobs: pb.TokenLogprobs) -> vllm.CandidateTokenInfo:
+    info = vllm.CandidateTokenInfo()
+    for each in logprobs.top:
+        if each.token_id != logprobs.chosen.token_id:
+            info.tokens.add(id=each.token_id, logprob=each.logprob, rank=each.rank)
+    return info

@@ -1,0 +1,155 @@
+"""vLLM's services on the router: the whole cluster as one engine."""
+
+import contextlib
+import socket
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from protos import inference_pb2 as pb
+from protos import vllm_pb2 as vllm
+from protos.vllm_pb2_grpc import (
+    ControlServicer,
+    InferenceServicer,
+    add_ControlServicer_to_server,
+    add_InferenceServicer_to_server,
+)
+from router.api.compat.vllm.convert import Replies, generate_request, joined
+from router.api.grpc_errors import grpc_errors
+from router.errors import InvalidRequest, NoReplica
+from router.intake.intake import Intake
+from router.replicas.replica_set import ReplicaSet
+from router.streams.outbox import bounded_reading
+from runtime.wire import octavo_version
+
+Context = grpc.aio.ServicerContext
+
+_ADAPTERS = "no adapters are served"
+_WEIGHTS = "weights are read when a worker starts: start replicas with other ones"
+# Why a call does nothing.
+_NOT_HERE = {
+    "Shutdown": "end the processes of the cluster, or send the router SIGTERM",
+    "LoadLora": _ADAPTERS,
+    "UnloadLora": _ADAPTERS,
+    "PauseGeneration": "a router has no way to hold the schedulers of all routers: drain it instead",
+    "ResumeGeneration": "nothing is paused",
+    "Sleep": "end the replica instead, its streams move to others",
+    "WakeUp": "nothing sleeps",
+    "InitWeightTransferEngine": _WEIGHTS,
+    "StartWeightUpdate": _WEIGHTS,
+    "StartDraftWeightUpdate": _WEIGHTS,
+    "UpdateWeights": _WEIGHTS,
+    "FinishWeightUpdate": _WEIGHTS,
+    "UpdateWeightVersion": _WEIGHTS,
+    "GetWeightVersion": "weights have no versions: octavo.v1.Inference/GetModel tells a fingerprint",
+}
+
+
+def add_to_server(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet) -> list[str]:
+    """Registers both services and returns their full names."""
+    add_InferenceServicer_to_server(InferenceService(intake), server)
+    add_ControlServicer_to_server(ControlService(intake, replicas), server)
+    return [service.full_name for service in vllm.DESCRIPTOR.services_by_name.values()]
+
+
+class InferenceService(InferenceServicer):
+    def __init__(self, intake: Intake) -> None:
+        self._intake = intake
+
+    async def Generate(self, request: vllm.GenerateRequest, context: Context) -> vllm.GenerateResponse:
+        async with grpc_errors(context, request.request_id):
+            if request.sampling.num_sequences > 1:
+                raise InvalidRequest(
+                    f"sampling.num_sequences={request.sampling.num_sequences}: Generate answers with one sequence, "
+                    "GenerateStream with any number"
+                )
+            async with contextlib.aclosing(self._replies(request, context)) as replies:
+                return joined([reply async for reply in replies])
+        raise AssertionError("unreachable")
+
+    async def GenerateStream(self, request: vllm.GenerateRequest, context: Context) -> None:
+        async with (
+            grpc_errors(context, request.request_id),
+            contextlib.aclosing(self._replies(request, context)) as replies,
+        ):
+            async for reply in replies:
+                await context.write(reply)
+
+    async def _replies(
+        self, request: vllm.GenerateRequest, context: Context
+    ) -> AsyncGenerator[vllm.GenerateResponse, None]:
+        """Raises RequestError."""
+        message = generate_request(request, request.request_id or uuid.uuid4().hex, self._intake.model.default_sampling)
+        async with self._intake.open(message, context.time_remaining()) as stream:
+            replies = Replies(request.response)
+            with bounded_reading(stream.outbox):
+                while events := await stream.outbox.take():
+                    for event in events:
+                        if (reply := replies.take(event)) is not None:
+                            yield reply
+
+
+class ControlService(ControlServicer):
+    def __init__(self, intake: Intake, replicas: ReplicaSet) -> None:
+        self._intake, self._replicas = intake, replicas
+        self._instance_id = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
+        for call, instead in _NOT_HERE.items():
+            setattr(self, call, _unimplemented(call, instead))
+
+    async def GetServerInfo(self, request: vllm.GetServerInfoRequest, context: Context) -> vllm.ServerInfo:
+        async with grpc_errors(context):
+            model = self._intake.model
+            sessions = [each.session for each in self._replicas.replicas if each.session is not None]
+            return vllm.ServerInfo(
+                engine_version=f"octavo-{octavo_version()}",
+                api_version="0.33",
+                instance_id=self._instance_id,
+                parallelism=vllm.ParallelismInfo(data_parallel_size=1),
+                max_model_len=model.max_model_len,
+                kv_block_size=model.block_size,
+                total_kv_blocks=sum(session.load.num_blocks for session in sessions),
+                max_running_requests=sum(session.welcome.max_num_seqs for session in sessions),
+            )
+        raise AssertionError("unreachable")
+
+    async def GetModelInfo(self, request: vllm.GetModelInfoRequest, context: Context) -> vllm.ModelInfo:
+        async with grpc_errors(context):
+            model: pb.ModelInfo = self._intake.model
+            return vllm.ModelInfo(
+                model_id=model.name,
+                served_model_name=model.name,
+                supports_text_input=True,
+                supports_token_ids_input=True,
+            )
+        raise AssertionError("unreachable")
+
+    async def Abort(self, request: vllm.AbortRequest, context: Context) -> vllm.AbortResponse:
+        """Passes over ids that are not live: a request may end while it is aborted."""
+        for request_id in request.request_ids:
+            with contextlib.suppress(NoReplica):
+                await self._intake.live.cancel(request_id)
+        return vllm.AbortResponse()
+
+    async def ListLoras(self, request: vllm.ListLorasRequest, context: Context) -> vllm.ListLorasResponse:
+        return vllm.ListLorasResponse()
+
+    async def GetKvEventSources(
+        self, request: vllm.GetKvEventSourcesRequest, context: Context
+    ) -> vllm.GetKvEventSourcesResponse:
+        return vllm.GetKvEventSourcesResponse()
+
+    async def IsPaused(self, request: vllm.IsPausedRequest, context: Context) -> vllm.IsPausedResponse:
+        return vllm.IsPausedResponse()
+
+    async def IsSleeping(self, request: vllm.IsSleepingRequest, context: Context) -> vllm.IsSleepingResponse:
+        return vllm.IsSleepingResponse()
+
+
+def _unimplemented(call: str, instead: str) -> Callable[[vllm.Unread, Any], Awaitable[None]]:
+    async def answer(request: vllm.Unread, context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{call} is not supported: {instead}")
+
+    return answer

@@ -1,0 +1,155 @@
+"""The streams of this router that live without a reader, or would if theirs left: found by id, bounded in number and
+time.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Literal
+
+from prometheus_client import Gauge
+
+from router.errors import DuplicateRequest
+from router.intake.attach.transcript import Reader, Transcript
+
+log = logging.getLogger("octavo.router.intake.attach")
+
+# How a stream was begun. It is read in the same way.
+Protocol = Literal["grpc", "http"]
+
+
+class HeldStream:
+    """A stream that may lose its reader."""
+
+    def __init__(
+        self,
+        *,
+        scoped_id: str,
+        tenant: str,
+        timeout: float,
+        protocol: Protocol,
+        transcript: Transcript[Any],
+        end: Callable[[], Awaitable[object]],
+        kept: Any = None,
+        is_single: bool = True,
+    ) -> None:
+        """timeout: seconds for which it goes on without a reader. end: ends it, if it has not ended. kept: for code
+        that knows the protocol. is_single: it is one request, of this id, and not several together."""
+        self.scoped_id, self.tenant, self.timeout = scoped_id, tenant, timeout
+        self.protocol: Protocol = protocol
+        self.transcript = transcript
+        self.end = end
+        self.kept = kept
+        self.is_single = is_single
+        # Ends it when its time without a reader is over; None: it has one.
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class HeldStreams:
+    def __init__(self, max_detached: int, gauge: Gauge) -> None:
+        """max_detached: option max_detached_streams. gauge: shows how many have no reader."""
+        self.max_detached = max_detached
+        self._gauge = gauge
+        self._streams: dict[str, HeldStream] = {}
+        # Those without a reader, by tenant; the one that has had none for longest comes first.
+        self._detached: defaultdict[str, dict[str, HeldStream]] = defaultdict(dict)
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def find(self, scoped_id: str) -> HeldStream | None:
+        return self._streams.get(scoped_id)
+
+    def add(self, held: HeldStream) -> None:
+        """Adds a stream, whose reader comes at once. One of the same id that has ended makes way.
+
+        Raises DuplicateRequest: then the stream is not added.
+        """
+        former = self._streams.get(held.scoped_id)
+        if former is not None:
+            # The registry of streams lets a single request in only if no other of its id is live, or if it has just
+            # superseded that.
+            if not (former.is_single and held.is_single) and not former.transcript.is_over:
+                request_id = held.scoped_id.rpartition("/")[2]
+                raise DuplicateRequest(f"request_id={request_id!r} is live: choose another id")
+            self._drop(former)
+        self._streams[held.scoped_id] = held
+
+    @contextlib.asynccontextmanager
+    async def reading(self, held: HeldStream, position: int, first: Sequence[Any] = ()) -> AsyncIterator[Reader[Any]]:
+        """A reader that has the stream until another one comes, or this context ends."""
+        reader = self.begin_reading(held, position, first)
+        try:
+            yield reader
+        finally:
+            self.end_reading(held, reader)
+
+    def begin_reading(self, held: HeldStream, position: int, first: Sequence[Any] = ()) -> Reader[Any]:
+        """position, first: as in Transcript.read_from."""
+        self._forget_detached(held)
+        return held.transcript.read_from(position, first)
+
+    def end_reading(self, held: HeldStream, reader: Reader[Any]) -> None:
+        """Notes that a reader has gone. Its stream goes on for its time, if it is not one too many."""
+        if not held.transcript.leave(reader) or self._streams.get(held.scoped_id) is not held:
+            return
+        if not self._makes_room(held):
+            log.info("max_detached_streams=%d are there: a stream ends with its reader", self.max_detached)
+            self._drop(held)
+            return
+        self._detached[held.tenant][held.scoped_id] = held
+        self._gauge.inc()
+        held.timer = asyncio.get_running_loop().call_later(held.timeout, self._drop, held)
+
+    def drop(self, scoped_id: str) -> bool:
+        """Ends a stream, and forgets it. False if it is not here."""
+        held = self._streams.get(scoped_id)
+        if held is not None:
+            self._drop(held)
+        return held is not None
+
+    async def stop(self) -> None:
+        """Ends and forgets all."""
+        for held in list(self._streams.values()):
+            self._drop(held)
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def _makes_room(self, held: HeldStream) -> bool:
+        """Returns True if the tenant may have one more without a reader. One that has been read to its end makes
+        way."""
+        detached = self._detached[held.tenant]
+        if len(detached) < self.max_detached:
+            return True
+        for each in detached.values():
+            if each.transcript.is_read:
+                self._drop(each)
+                return True
+        return False
+
+    def _drop(self, held: HeldStream) -> None:
+        if self._streams.get(held.scoped_id) is held:
+            del self._streams[held.scoped_id]
+        self._forget_detached(held)
+        task = asyncio.get_running_loop().create_task(_close(held))
+        self._ending.add(task)
+        task.add_done_callback(self._ending.discard)
+
+    def _forget_detached(self, held: HeldStream) -> None:
+        """Notes that it has a reader, or is not there any more."""
+        if held.timer is None:
+            return
+        held.timer.cancel()
+        held.timer = None
+        detached = self._detached[held.tenant]
+        del detached[held.scoped_id]
+        if not detached:
+            del self._detached[held.tenant]
+        self._gauge.dec()
+
+
+async def _close(held: HeldStream) -> None:
+    await held.transcript.close()
+    await held.end()
