@@ -135,7 +135,7 @@ def test_without_native_kernels(pair: Pair) -> None:
 
 
 def test_on_gpus(pair: Pair) -> None:
-    data = item([picture(30, 20)])
+    data = item([picture(24, 8)])
     other = _load(pair.directory, gpu_backend(torch.float32, torch.device(DEVICE)))
     with torch.inference_mode():
         expected = pair.encoder.encode(pair.encoder.prepare(data))
