@@ -23,7 +23,7 @@ _MOST_PIXELS = 1 << 28
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pixels:
     """A Prepared: an item's frames after they were resized. They become numbers of the tower's dtype piece by piece, on
-    the tower's device: as float32 patches they would take 12 to 24 times the memory."""
+    the tower's device: as float32 patches they would take 4 to 8 times the memory."""
 
     # uint8, [F, height, width, 3].
     frames: torch.Tensor

@@ -40,9 +40,19 @@ inline void product(const float* a, int64_t a_stride, int64_t depth, const float
             for (int v = 0; v < C; v++) sums[r][v].store(c + r * columns + first + v * V::W);
         }
     };
-    int64_t first = 0;
-    for (; first + 2 * V::W <= columns; first += 2 * V::W) some(std::integral_constant<int, 2>{}, first);
-    if (first < columns) some(std::integral_constant<int, 1>{}, first);
+    // With 6 rows, 24 of AVX-512's 32 registers are sums, or 12 of AVX2's 16. 5 vectors are 3 and 2, not 4 and 1.
+    constexpr int64_t kMost = V::W == 16 ? 4 : 2;
+    for (int64_t first = 0; first < columns;) {
+        const int64_t left = (columns - first) / V::W, groups = (left + kMost - 1) / kMost;
+        const int64_t vectors = (left + groups - 1) / groups;
+        if (vectors == 1) some(std::integral_constant<int, 1>{}, first);
+        if (vectors == 2) some(std::integral_constant<int, 2>{}, first);
+        if constexpr (kMost == 4) {
+            if (vectors == 3) some(std::integral_constant<int, 3>{}, first);
+            if (vectors == 4) some(std::integral_constant<int, 4>{}, first);
+        }
+        first += vectors * V::W;
+    }
 }
 
 template <class V>
@@ -57,23 +67,35 @@ void products(const float* a, int64_t a_stride, int64_t rows, int64_t depth, con
 template <class V>
 class PackedTile {
 public:
-    explicit PackedTile(int64_t head_size)
-        : size_(head_size), padded_((head_size + V::W - 1) / V::W * V::W), keys_(size_ * kPackedKeys),
-          values_(kPackedKeys * padded_), scores_(kPackedQueries * kPackedKeys), sums_(kPackedQueries * padded_),
-          maxima_(kPackedQueries), totals_(kPackedQueries) {}
+    // memory: kept from tile to tile, since a small window takes no longer than filling it with zeros.
+    PackedTile(int64_t head_size, std::vector<float>& memory)
+        : size_(head_size), padded_((head_size + V::W - 1) / V::W * V::W) {
+        const int64_t keys = size_ * kPackedKeys, values = kPackedKeys * padded_;
+        const int64_t scores = kPackedQueries * kPackedKeys, sums = kPackedQueries * padded_;
+        memory.resize(keys + values + scores + sums + 2 * kPackedQueries);
+        keys_ = memory.data();
+        values_ = keys_ + keys;
+        scores_ = values_ + values;
+        sums_ = scores_ + scores;
+        maxima_ = sums_ + sums;
+        totals_ = maxima_ + kPackedQueries;
+        for (int64_t j = 0; j < kPackedKeys; j++) {
+            std::fill(values_ + j * padded_ + size_, values_ + (j + 1) * padded_, 0.0f);
+        }
+    }
 
     // q: of the first query; k, v: of the sequence's first token. out_stride: between tokens.
     void compute(const float* q, const float* k, const float* v, int64_t stride, int64_t queries, int64_t length,
                  float scale, float* out, int64_t out_stride) {
-        std::fill(sums_.begin(), sums_.begin() + queries * padded_, 0.0f);
-        std::fill(maxima_.begin(), maxima_.end(), -std::numeric_limits<float>::max());
-        std::fill(totals_.begin(), totals_.end(), 0.0f);
+        std::fill(sums_, sums_ + queries * padded_, 0.0f);
+        std::fill(maxima_, maxima_ + queries, -std::numeric_limits<float>::max());
+        std::fill(totals_, totals_ + queries, 0.0f);
         for (int64_t base = 0; base < length; base += kPackedKeys) {
             const int64_t count = std::min(kPackedKeys, length - base);
             pack(k + base * stride, v + base * stride, stride, count);
-            products<V>(q, stride, queries, size_, keys_.data(), kPackedKeys, scores_.data(), false);
+            products<V>(q, stride, queries, size_, keys_, kPackedKeys, scores_, false);
             for (int64_t r = 0; r < queries; r++) weigh(r, count, scale * kLog2E);
-            products<V>(scores_.data(), kPackedKeys, queries, count, values_.data(), padded_, sums_.data(), true);
+            products<V>(scores_, kPackedKeys, queries, count, values_, padded_, sums_, true);
         }
         for (int64_t r = 0; r < queries; r++) {
             for (int64_t i = 0; i < size_; i++) out[r * out_stride + i] = sums_[r * padded_ + i] / totals_[r];
@@ -84,13 +106,13 @@ private:
     void pack(const float* k, const float* v, int64_t stride, int64_t count) {
         for (int64_t j = 0; j < count; j++) {
             for (int64_t i = 0; i < size_; i++) keys_[i * kPackedKeys + j] = k[j * stride + i];
-            std::copy(v + j * stride, v + j * stride + size_, values_.begin() + j * padded_);
+            std::copy(v + j * stride, v + j * stride + size_, values_ + j * padded_);
         }
     }
 
     // Turns a query's scores into weights; rescales its sums to the new maximum.
     void weigh(int64_t r, int64_t count, float scale) {
-        float* scores = scores_.data() + r * kPackedKeys;
+        float* scores = scores_ + r * kPackedKeys;
         const int64_t padded = (count + 7) / 8 * 8;
         for (int64_t i = 0; i < count; i++) scores[i] *= scale;
         std::fill(scores + count, scores + padded, -std::numeric_limits<float>::infinity());
@@ -107,16 +129,16 @@ private:
         totals_[r] = std::fma(totals_[r], first(shrink), sum(total));
         maxima_[r] = maximum;
         if (old == maximum) return;
-        float* sums = sums_.data() + r * padded_;
+        float* sums = sums_ + r * padded_;
         for (int64_t i = 0; i < padded_; i += 8) (V8::load(sums + i) * shrink).store(sums + i);
     }
 
     const int64_t size_, padded_;
-    std::vector<float> keys_;    // [size_][kPackedKeys]
-    std::vector<float> values_;  // [kPackedKeys][padded_]; what is beyond size_ stays 0
-    std::vector<float> scores_;  // [kPackedQueries][kPackedKeys]
-    std::vector<float> sums_;    // [kPackedQueries][padded_]
-    std::vector<float> maxima_, totals_;
+    float* keys_;    // [size_][kPackedKeys]
+    float* values_;  // [kPackedKeys][padded_]; what is beyond size_ stays 0
+    float* scores_;  // [kPackedQueries][kPackedKeys]
+    float* sums_;    // [kPackedQueries][padded_]
+    float *maxima_, *totals_;
 };
 
 // Computes out[tokens][heads][head_size] from q, k and v, whose tokens are `stride` numbers apart. Sequence i has the
@@ -138,10 +160,11 @@ void packed_attention(const int32_t* starts, int64_t sequences, const float* q, 
         const Tile& tile = tiles[task % tiles.size()];
         const int64_t column = task / static_cast<int64_t>(tiles.size()) * head_size;
         const int64_t queries = std::min(kPackedQueries, tile.first + tile.length - tile.query);
-        PackedTile<V> one(head_size);
-        one.compute(q + tile.query * stride + column, k + tile.first * stride + column,
-                    v + tile.first * stride + column, stride, queries, tile.length, scale,
-                    out + tile.query * heads * head_size + column, heads * head_size);
+        static thread_local std::vector<float> memory;
+        PackedTile<V>(head_size, memory)
+            .compute(q + tile.query * stride + column, k + tile.first * stride + column,
+                     v + tile.first * stride + column, stride, queries, tile.length, scale,
+                     out + tile.query * heads * head_size + column, heads * head_size);
     });
 }
 

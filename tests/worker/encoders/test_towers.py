@@ -13,10 +13,11 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from configs.groups.media import ItemLimits, ProcessorOptions
 from kernels import cpu_backend
-from kernels.backend import Backend, torch_backend
+from kernels.backend import Backend, gpu_backend, torch_backend
 from protos.inference_pb2 import ITEM_KIND_IMAGE
 from runtime.media.recipes.recipe import ItemSize
 from runtime.model_files import resolve_model
+from tests.support.gpu.gpu import DEVICE
 from tests.support.models.model_runs import relative_error
 from tests.support.models.vision_models import QWEN, TILED, item, picture, write_model
 from worker.encoders.encoder import Encoder
@@ -130,6 +131,15 @@ def test_without_native_kernels(pair: Pair) -> None:
     with torch.inference_mode():
         expected = pair.encoder.encode(pair.encoder.prepare(data))
         got = other.encode(other.prepare(data))
+    assert relative_error(got, expected) < 1e-4
+
+
+def test_on_gpus(pair: Pair) -> None:
+    data = item([picture(24, 8)])
+    other = _load(pair.directory, gpu_backend(torch.float32, torch.device(DEVICE)))
+    with torch.inference_mode():
+        expected = pair.encoder.encode(pair.encoder.prepare(data))
+        got = other.encode(other.prepare(data)).cpu()
     assert relative_error(got, expected) < 1e-4
 
 
