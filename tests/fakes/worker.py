@@ -167,6 +167,7 @@ def main(argv: list[str]) -> int:
         vocab_size=own_number(extras, "vocab_size", 1000, 2**31),
         eos_every=own_number(extras, "eos_every", 0, 2**31),
         max_model_len=own_number(extras, "max_len", 512, 2**31),
+        encoder_cache_size=options.encoder_cache_size,
     )
     worker = FakeWorker(
         options,

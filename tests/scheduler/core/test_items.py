@@ -1,6 +1,7 @@
 """Items in the core: when they are asked for, encoded, kept and given up, and what a prefill waits for."""
 
 import dataclasses
+from typing import Any
 
 from runtime.block_hashes import hash_prompt_blocks, scope_of
 from scheduler.core.messages import FinishReason, ItemSpan, Plan, WantedItem
@@ -15,7 +16,8 @@ class ItemDriver(CoreDriver):
     """Passes items on to the worker. Those that it prepares by itself are told before each step."""
 
     def __init__(self, *, size: int = 20, prepares: bool = True, **changes: object) -> None:
-        super().__init__(encoder_cache_size=size, **({"max_num_encoder_input_tokens": 8} | changes))
+        settings: dict[str, Any] = {"encoder_cache_size": size, "max_num_encoder_input_tokens": 8}
+        super().__init__(**(settings | changes))
         self.prepares = prepares
         self.wanted: list[WantedItem] = []
 

@@ -181,9 +181,11 @@ class TwinCore(Core):
     def blame_step(self, now: float) -> int:
         return same(super().blame_step(now), self.twin.blame_step(now))
 
-    def resize(self, num_blocks: int, num_swap_blocks: int = 0, *, now: float) -> None:
-        super().resize(num_blocks, num_swap_blocks, now=now)
-        self.twin.resize(num_blocks, num_swap_blocks, now=now)
+    def resize(
+        self, num_blocks: int, num_swap_blocks: int = 0, *, encoder_cache_size: int | None = None, now: float
+    ) -> None:
+        for resize in (super().resize, self.twin.resize):
+            resize(num_blocks, num_swap_blocks, encoder_cache_size=encoder_cache_size, now=now)
 
     def reset_prefix_cache(self) -> int:
         return same(super().reset_prefix_cache(), self.twin.reset_prefix_cache())

@@ -148,7 +148,8 @@ _SPAN = {"name": bytes(32), "kind": 1, "first_token": 2, "num_tokens": 4, "num_e
 def test_spans_that_make_no_sense_are_refused(changes: dict[str, object], words: str):
     model = inference_pb2.ModelInfo(max_model_len=100, vocab_size=100)
     intake = Intake(1, model, max_unsent_tokens=100, item_memory=ItemMemory(100))
-    first = inference_pb2.ItemSpan(name=bytes(32), kind=2, first_token=0, num_tokens=2, num_embeddings=1)
+    video = inference_pb2.ITEM_KIND_VIDEO
+    first = inference_pb2.ItemSpan(name=bytes(32), kind=video, first_token=0, num_tokens=2, num_embeddings=1)
     submit = scheduler_pb2.Submit(
         group=1,
         request_id="r",
