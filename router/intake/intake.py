@@ -21,6 +21,7 @@ from router.intake import validation
 from router.intake.admission import Admission
 from router.intake.bans import ban, check_bans
 from router.intake.constraints import Constraints, check_constraint
+from router.intake.media.asked import asked_items
 from router.intake.media.items import Items
 from router.intake.media.store import Held
 from router.intake.outputs import Outputs, includes_reasoning
@@ -323,6 +324,9 @@ class Intake:
         """Answers a Tokenize, which counts as a request of the caller. Raises RequestError."""
         if message.WhichOneof("input") is None:
             raise InvalidRequest("no input: set prompt or chat")
+        if asked_items(message):
+            # How many tokens an item has, a replica tells: there must be one.
+            _ = self.model
         # Texts are bounded as those of requests are; while no replica has told max_model_len, by the tokens alone.
         max_len, most = self.max_model_len or validation.MAX_TOKENIZED, validation.MAX_TOKENIZED
         identity = caller()

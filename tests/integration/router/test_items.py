@@ -312,6 +312,14 @@ async def test_tokenize_counts_the_tokens_of_items(router: tuple[RouterServer, I
     assert list(answer.token_ids).count(IMAGE_TOKEN) == 4
 
 
+async def test_tokenize_of_items_needs_a_replica(tmp_path: Path) -> None:
+    chat = chat_with(image_item(image_file()), "?")
+    async with running_router([socket_address(tmp_path, "none")], tokenizer=media_tokenizer()) as (_, stub):
+        with pytest.raises(grpc.aio.AioRpcError, match="no replica is ready") as caught:
+            await stub.Tokenize(pb.TokenizeRequest(chat=chat))
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
 async def test_a_beam_search_has_the_items_in_each_step(
     scheduler: FakeScheduler, router: tuple[RouterServer, InferenceStub]
 ) -> None:
