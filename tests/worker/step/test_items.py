@@ -52,8 +52,8 @@ def test_positions_and_embeddings_of_every_chunk():
             found = step(items, (3, first, end - first))
             assert found is not None
             assert found.positions_AT is not None
-            # The video's last frame is furthest on: tokens after the prompt begin behind it, at 12.
-            outputs = [12, 13, 14]
+            # Behind the prompt they go on from its end, though the video's last frame is further on.
+            outputs = [10, 11, 12]
             assert found.positions_AT.tolist() == [(axis + outputs)[first:end] for axis in (TIME, HEIGHT, WIDTH)]
             places, parts = [], []
             for item, start, stop in ((11, 2, 8), (12, 9, 13)):
@@ -70,7 +70,7 @@ def test_tokens_after_the_prompt_are_shifted_and_nothing_else():
     items = rows(ROW)
     assert step(items, (3, 15, 1)) is None
     assert step(items, (3, 15, 3)) is None
-    assert items.shift_R.tolist() == [0, 0, 0, -3, 0, 0, 0, 0]
+    assert items.shift_R.tolist() == [0, 0, 0, -5, 0, 0, 0, 0]
     items.free(3)
     assert not items.has_any
     assert not items.shift_R.any()
@@ -82,7 +82,7 @@ def test_rows_of_a_step_keep_apart():
     found = step(items, (1, 70, 1), (5, 1, 2), (3, 16, 1), (3, 7, 3))
     assert found is not None
     assert found.positions_AT is not None
-    assert found.positions_AT.tolist() == [[70, 0, 2, 13, 2, 5, 6], [70, 0, 2, 13, 3, 5, 6], [70, 1, 2, 13, 4, 5, 6]]
+    assert found.positions_AT.tolist() == [[70, 0, 2, 11, 2, 5, 6], [70, 0, 2, 11, 3, 5, 6], [70, 1, 2, 11, 4, 5, 6]]
     assert found.embedded is not None
     assert found.embedded.places_M.tolist() == [1, 4, 6]
     assert list(found.embedded.parts) == [(13, 1, 2), (11, 5, 6), (12, 0, 1)]
