@@ -151,7 +151,7 @@ async def test_another_replica_goes_on(
     if cause == "killed":
         await busy.kill()
     elif cause == "is left":
-        server.intake.migrate(received.started.request_id, "")
+        await server.intake.live.migrate(received.started.request_id, "")
     else:
         busy.draining = True
         if cause == "drains":
