@@ -12,6 +12,7 @@ from configs.flags import own_number, parse_flags, usage
 from configs.load import ConfigError, load_options
 from configs.options import Options
 from router.api.compat.services import MissingPackageError
+from router.api.console.pages import Console
 from router.api.gateway.app import Gateway
 from router.api.gateway.batches.store import BatchStore
 from router.api.gateway.responses.store import StoreError, new_store
@@ -137,11 +138,14 @@ def _serve_http(options: Options, index: ProcessIndex, server: RouterServer) -> 
         batches=BatchStore(Path(options.batches_dir), options.max_files_bytes) if options.batches_dir else None,
         batch_concurrency=options.batch_concurrency,
         is_tracing=server.is_tracing,
+        console=Console(server.observer, server.operator) if options.console else None,
     )
     port = options.router_http_port(index.router)
     http = GatewayServer(gateway, options.host, port, server.tls, shares_port=index.shares_ports)
     http.start()
     log.info("listening for HTTP on %s port %d", options.host, http.port)
+    if options.console:
+        log.info("the console is at /console of that port")
     return http
 
 

@@ -139,7 +139,7 @@ class Intake:
 
         Raises UnknownRequest, InvalidRequest if there is no such replica, NotMigrated if none can continue it exactly.
         """
-        stream = self._registry.find(caller().scoped_id(request_id))
+        stream = self._registry.find(caller().named_id(request_id))
         if stream is None:
             raise UnknownRequest(f"request_id={request_id!r} is not live at this router: ask the one that streams it")
         return self._migrations.migrate(stream.placement, address)

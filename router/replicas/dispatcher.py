@@ -284,6 +284,7 @@ class Dispatcher:
             self._park(placement)
             return
         self._metrics.resubmissions.inc()
+        self._note(placement, "moved", f"continues at replica {session.welcome.replica_id}", stream.num_output_tokens)
         log.info(
             "continues on another replica after %d output tokens",
             stream.num_output_tokens,
@@ -291,8 +292,19 @@ class Dispatcher:
         )
         placement.submit_to(session)
 
+    def _note(self, placement: Placement, kind: str, what: str, num_tokens: int) -> None:
+        request = placement.stream.request
+        self._metrics.happenings.note(
+            kind,
+            f"{what}, after {num_tokens} output tokens",
+            replica=placement.replica,
+            request_id=request.request_id,
+            tenant=request.tenant,
+        )
+
     def _park(self, placement: Placement) -> None:
         placement.is_parked = True
+        self._note(placement, "parked", "waits for a replica", placement.stream.num_output_tokens)
         self._parked.park(placement.stream, lambda: self._go_on(placement))
 
     def _on_change(self, replicas: ReplicaSet) -> None:

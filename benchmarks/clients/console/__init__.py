@@ -1,0 +1,1 @@
+"""What the console shows in a browser, and what it costs."""
