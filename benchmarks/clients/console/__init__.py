@@ -1,1 +1,0 @@
-"""What the console shows in a browser, and what it costs."""
