@@ -86,6 +86,9 @@ class Replica:
         self.breaker = Breaker()
         self.hold = Hold.NONE
         self.pace = pace
+        # From the start at 0: a dashboard's query of a series that is not there yet gives nothing.
+        metrics.replicas_left_out.labels(address)
+        metrics.slow_replicas_left_out.labels(address)
         metrics.replica_pace.labels(address).set_function(lambda: pace.state)
         metrics.replica_slowness.labels(address).set_function(lambda: pace.slowness)
         self._options = options
