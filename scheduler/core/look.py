@@ -1,4 +1,4 @@
-"""A look at a core's sequences and blocks, for people who watch it. Bounded: about 1 ms, however large the core is."""
+"""A look at a core's sequences and blocks, for people who watch it. Bounded: about 2 ms, however large the core is."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from benchmarks.clients.watching.load import HOST, Cluster, cluster, loaded
@@ -150,12 +151,16 @@ def repeated(act: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def a_lost_replica(running: Cluster) -> Iterator[None]:
-    scheduler = running.process("scheduler", 1)
-    scheduler.send_signal(signal.SIGSTOP)
+    # A scheduler that stands still is restarted at once, unless `octavo up` stands still, too.
+    stopped = [psutil.Process(running.up), running.process("scheduler", 1)]
+    for process in stopped:
+        process.suspend()
     try:
         yield
     finally:
-        scheduler.send_signal(signal.SIGCONT)
+        for process in stopped:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ import pytest
 
 from protos import admin_pb2 as pb
 from protos import inference_pb2
-from router.api.console.feed import Feed
+from router.api.console.feed import Feed, _Reader
 from router.api.console.pages import Console
 from router.api.gateway.app import Gateway
 from router.api.gateway.server import GatewayServer
@@ -216,6 +216,13 @@ async def test_ten_consoles_cost_one_look_and_none_costs_nothing(open_router: tu
     looks = observer.num_looks
     await asyncio.sleep(0)
     assert observer.num_looks == looks
+
+
+def test_a_console_that_reads_slowly_loses_the_oldest_and_keeps_no_memory() -> None:
+    reader = _Reader(ANYONE, 0)
+    for number in range(20):
+        reader.put({"data": str(number)})
+    assert [reader.waiting.get_nowait()["data"] for _ in range(reader.waiting.qsize())] == list(map(str, range(12, 20)))
 
 
 def asked(request_id: str, max_tokens: int = 40) -> inference_pb2.GenerateRequest:
