@@ -124,6 +124,8 @@ def _count_signals() -> asyncio.Queue[int]:
 def _serve_http(options: Options, index: ProcessIndex, server: RouterServer) -> GatewayServer | None:
     """Starts the HTTP gateway; None without http_port. Raises AddressError, StoreError."""
     if not options.http_port:
+        if options.console:
+            log.warning("console=true has no effect with http_port=0: give it a port")
         return None
     gateway = Gateway(
         server.intake,
