@@ -1,7 +1,7 @@
 """Measures what open consoles cost: output tokens a second of a loaded cluster, with ten consoles open and with none.
 
-Rounds alternate, so that other work on the machine disturbs both alike. Prints a line a pair, and the median of the
-pairs' ratios.
+Rounds alternate, so that other work on the machine disturbs both alike. Prints a line a pair, and medians: the ratio of
+tokens, and the CPU time that router and schedulers use more.
 """
 
 import argparse
@@ -58,25 +58,35 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="length of a round")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each pair")
     arguments = parser.parse_args()
-    ratios = []
+    ratios, costs = [], []
     with cluster() as running, loaded(running, arguments.streams, max_tokens=400) as load:
-        time.sleep(arguments.seconds)
+        # Prompts are computed first.
+        while load.num_tokens < 4 * arguments.streams:
+            time.sleep(0.5)
         for pair in range(arguments.pairs):
+            rates, cpu = {}, {}
             # Which one is first alternates, too.
-            rates = {}
             for count in (0, arguments.consoles) if pair % 2 else (arguments.consoles, 0):
                 with consoles(running, count):
+                    before = cpu_seconds(running)
                     rates[count] = load.rate(arguments.seconds)
+                    cpu[count] = (cpu_seconds(running) - before) / arguments.seconds
             ratios.append(rates[arguments.consoles] / rates[0])
+            costs.append(cpu[arguments.consoles] - cpu[0])
             figures = {"consoles": arguments.consoles, "with": rates[arguments.consoles], "without": rates[0]}
             if arguments.json:
-                print(json.dumps(figures | {"ratio": ratios[-1]}), flush=True)
+                print(json.dumps(figures | {"ratio": ratios[-1], "more_cores": costs[-1]}), flush=True)
             else:
-                print(
-                    f"{figures['with']:7.1f} tok/s with, {figures['without']:7.1f} without: {ratios[-1]:.3f}",
-                    flush=True,
-                )
-        print(f"median of {len(ratios)} ratios: {statistics.median(ratios):.3f}")
+                shown = f"{figures['with']:7.1f} tok/s with, {figures['without']:7.1f} without"
+                print(f"{shown}: {ratios[-1]:.3f}; {100 * costs[-1]:.1f}% of a core more", flush=True)
+        ratio, more = statistics.median(ratios), 100 * statistics.median(costs)
+        print(f"medians: {ratio:.3f} of the tokens, {more:.1f}% of a core more")
+
+
+def cpu_seconds(running: Cluster) -> float:
+    """Returns the CPU time that router and schedulers have used: what other work on the machine disturbs less."""
+    processes = [running.process("router"), *(running.process("scheduler", index) for index in range(2))]
+    return sum(process.cpu_times().user + process.cpu_times().system for process in processes)
 
 
 if __name__ == "__main__":

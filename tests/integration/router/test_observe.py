@@ -10,6 +10,8 @@ import grpc
 import grpc.aio
 import pytest
 
+from octavo.client.admin import Admin
+from octavo.client.errors import InvalidRequest
 from protos import admin_pb2 as pb
 from protos import inference_pb2
 from protos.admin_pb2_grpc import AdminStub
@@ -197,3 +199,23 @@ async def test_a_drained_replica_hands_its_streams_over(tmp_path: Path, monkeypa
         assert len(there.submitted) == 1
         (text,) = texts(server, "migrated")
         assert "(drain), after 3 output tokens" in text
+
+
+async def test_operators_clients_observe_and_hold(tmp_path: Path) -> None:
+    fake = FakeScheduler(socket_address(tmp_path, "one"))
+    async with running_schedulers(fake), running_router([fake.address]) as (server, _):
+        await server.wait_ready()
+
+        def operate() -> list[str]:
+            with Admin(f"127.0.0.1:{server.port}") as admin:
+                seen = [admin.observe().replicas[0].state]
+                for state in ("paused", "drained", "none"):
+                    assert admin.hold(fake.address, state) == 0
+                    seen.append(admin.observe().replicas[0].state)
+                with pytest.raises(ValueError, match="state='gone': it must be one of none, paused, drained"):
+                    admin.hold(fake.address, "gone")
+                with pytest.raises(InvalidRequest, match="this router knows"):
+                    admin.hold("elsewhere", "none")
+            return seen
+
+        assert await asyncio.to_thread(operate) == ["ready", "paused", "drained", "ready"]
