@@ -49,6 +49,8 @@ class Placement:
         self.refused_by: list[Session] = []
         # True while the stream is parked.
         self.is_parked = False
+        # True once a happening has told that it waits; it tries again and again meanwhile.
+        self.is_wait_told = False
         # The Session whose replica has computed all that the stream has asked for so far, if more is to come (`rest`).
         self.rested_on: Session | None = None
         self._dispatcher = dispatcher
@@ -82,6 +84,7 @@ class Placement:
             self.stream.fail(error)
             return
         self.session, self.replica = session, session.welcome.replica_id
+        self.is_wait_told = False
 
     def migrate_to(self, session: Session, cause: str) -> None:
         """Moves the stream to another replica; drops what the old one still sends. Only if `can_leave`."""
@@ -304,7 +307,9 @@ class Dispatcher:
 
     def _park(self, placement: Placement) -> None:
         placement.is_parked = True
-        self._note(placement, "parked", "waits for a replica", placement.stream.num_output_tokens)
+        if not placement.is_wait_told:
+            placement.is_wait_told = True
+            self._note(placement, "parked", "waits for a replica", placement.stream.num_output_tokens)
         self._parked.park(placement.stream, lambda: self._go_on(placement))
 
     def _on_change(self, replicas: ReplicaSet) -> None:
