@@ -24,13 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/admin.proto\x12\toctavo.v1\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"U\n\x0f\x45xplainResponse\x12-\n\ttimelines\x18\x01 \x03(\x0b\x32\x1a.octavo.v1.RequestTimeline\x12\x13\n\x0bunreachable\x18\x02 \x03(\t\"\xcf\x01\n\x0fRequestTimeline\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nreplica_id\x18\x02 \x01(\t\x12)\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\x18.octavo.v1.TimelineEntry\x12\x13\n\x0bnum_dropped\x18\x04 \x01(\r\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\x12\x0b\n\x03now\x18\x06 \x01(\x01\x12\x18\n\x10num_draft_tokens\x18\x07 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x08 \x01(\r\"o\n\rTimelineEntry\x12\x0e\n\x06moment\x18\x01 \x01(\t\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x0e\n\x06reason\x18\x06 \x01(\t\"\x19\n\x17ResetPrefixCacheRequest\"C\n\x18ResetPrefixCacheResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\x04\x12\x13\n\x0bunreachable\x18\x02 \x03(\t\"5\n\x0eMigrateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\"R\n\x0fMigrateResponse\x12\x12\n\nmoved_from\x18\x01 \x01(\t\x12\x10\n\x08moved_to\x18\x02 \x01(\t\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\r2\xe8\x01\n\x05\x41\x64min\x12@\n\x07\x45xplain\x12\x19.octavo.v1.ExplainRequest\x1a\x1a.octavo.v1.ExplainResponse\x12[\n\x10ResetPrefixCache\x12\".octavo.v1.ResetPrefixCacheRequest\x1a#.octavo.v1.ResetPrefixCacheResponse\x12@\n\x07Migrate\x12\x19.octavo.v1.MigrateRequest\x1a\x1a.octavo.v1.MigrateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/admin.proto\x12\toctavo.v1\"$\n\x0e\x45xplainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"U\n\x0f\x45xplainResponse\x12-\n\ttimelines\x18\x01 \x03(\x0b\x32\x1a.octavo.v1.RequestTimeline\x12\x13\n\x0bunreachable\x18\x02 \x03(\t\"\xcf\x01\n\x0fRequestTimeline\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nreplica_id\x18\x02 \x01(\t\x12)\n\x07\x65ntries\x18\x03 \x03(\x0b\x32\x18.octavo.v1.TimelineEntry\x12\x13\n\x0bnum_dropped\x18\x04 \x01(\r\x12\x10\n\x08\x66inished\x18\x05 \x01(\x08\x12\x0b\n\x03now\x18\x06 \x01(\x01\x12\x18\n\x10num_draft_tokens\x18\x07 \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x08 \x01(\r\"o\n\rTimelineEntry\x12\x0e\n\x06moment\x18\x01 \x01(\t\x12\x0c\n\x04time\x18\x02 \x01(\x01\x12\x0e\n\x06\x63hoice\x18\x03 \x01(\r\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x12\n\nnum_tokens\x18\x05 \x01(\r\x12\x0e\n\x06reason\x18\x06 \x01(\t\"\x19\n\x17ResetPrefixCacheRequest\"C\n\x18ResetPrefixCacheResponse\x12\x12\n\nnum_blocks\x18\x01 \x01(\x04\x12\x13\n\x0bunreachable\x18\x02 \x03(\t\"5\n\x0eMigrateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07replica\x18\x02 \x01(\t\"R\n\x0fMigrateResponse\x12\x12\n\nmoved_from\x18\x01 \x01(\t\x12\x10\n\x08moved_to\x18\x02 \x01(\t\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\r\"\x10\n\x0eObserveRequest\"\xa2\x01\n\x0fObserveResponse\x12(\n\x08replicas\x18\x01 \x03(\x0b\x32\x16.octavo.v1.ReplicaView\x12%\n\x06router\x18\x02 \x01(\x0b\x32\x15.octavo.v1.RouterView\x12(\n\x08requests\x18\x03 \x03(\x0b\x32\x16.octavo.v1.RequestView\x12\x14\n\x0cnum_requests\x18\x04 \x01(\r\"\xa0\x04\n\x0bReplicaView\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x12\n\nreplica_id\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x04 \x01(\t\x12\x13\n\x0bis_observed\x18\x05 \x01(\x08\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\x12\x13\n\x0bnum_running\x18\x07 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x08 \x01(\r\x12\x19\n\x11num_queued_tokens\x18\t \x01(\x04\x12\x14\n\x0cmax_num_seqs\x18\n \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x0b \x01(\r\x12\x12\n\nnum_blocks\x18\x0c \x01(\r\x12\x1c\n\x14num_available_blocks\x18\r \x01(\r\x12\x19\n\x11num_cached_blocks\x18\x0e \x01(\r\x12\x12\n\nblock_size\x18\x0f \x01(\r\x12\x13\n\x0bused_blocks\x18\x10 \x01(\x0c\x12\x15\n\rcached_blocks\x18\x11 \x01(\x0c\x12(\n\x06totals\x18\x12 \x01(\x0b\x32\x18.octavo.v1.ReplicaTotals\x12\"\n\x05ranks\x18\x13 \x03(\x0b\x32\x13.octavo.v1.RankView\x12\"\n\x05steps\x18\x14 \x03(\x0b\x32\x13.octavo.v1.StepView\x12*\n\tsequences\x18\x15 \x03(\x0b\x32\x17.octavo.v1.SequenceView\"\xb9\x02\n\rReplicaTotals\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x02 \x01(\x04\x12\x17\n\x0fnum_preemptions\x18\x03 \x01(\x04\x12\x1a\n\x12num_prefix_queries\x18\x04 \x01(\x04\x12\x17\n\x0fnum_prefix_hits\x18\x05 \x01(\x04\x12\x1d\n\x15num_speculated_tokens\x18\x06 \x01(\x04\x12\x1b\n\x13num_accepted_tokens\x18\x07 \x01(\x04\x12\x11\n\tnum_steps\x18\x08 \x01(\x04\x12.\n\x0cstep_seconds\x18\t \x01(\x0b\x32\x18.octavo.v1.HistogramView\x12%\n\x03lag\x18\n \x01(\x0b\x32\x18.octavo.v1.HistogramView\"/\n\rHistogramView\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\"S\n\x08RankView\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x04\x12\x0f\n\x07silence\x18\x05 \x01(\x01\"\x87\x01\n\x08StepView\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x19\n\x11num_decode_tokens\x18\x02 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x03 \x01(\r\x12\x1a\n\x12num_prefill_tokens\x18\x04 \x01(\r\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12\x0b\n\x03\x61ge\x18\x06 \x01(\x01\"\xa9\x01\n\x0cSequenceView\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\x0e\n\x06status\x18\x03 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x05 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x06 \x01(\r\x12\x12\n\nnum_blocks\x18\x07 \x01(\r\"\xe6\x02\n\nRouterView\x12\x11\n\trouter_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0e\n\x06uptime\x18\x04 \x01(\x01\x12\x13\n\x0bnum_streams\x18\x05 \x01(\r\x12\x1a\n\x12num_parked_streams\x18\x06 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x07 \x01(\x04\x12\x19\n\x11num_output_tokens\x18\x08 \x01(\x04\x12\x19\n\x11num_resubmissions\x18\t \x01(\x04\x12\x35\n\x13time_to_first_token\x18\n \x01(\x0b\x32\x18.octavo.v1.HistogramView\x12\x35\n\x13inter_token_latency\x18\x0b \x01(\x0b\x32\x18.octavo.v1.HistogramView\x12%\n\x03lag\x18\x0c \x01(\x0b\x32\x18.octavo.v1.HistogramView\"\xd7\x01\n\x0bRequestView\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\nreplica_id\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x19\n\x11num_output_tokens\x18\x04 \x01(\r\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x0b\n\x03\x61ge\x18\x06 \x01(\x01\x12\x1b\n\x13time_to_first_token\x18\x07 \x01(\x01\x12\x19\n\x11num_resubmissions\x18\x08 \x01(\r\x12\x11\n\tis_parked\x18\t \x01(\x08\"C\n\x0bHoldRequest\x12\x0f\n\x07replica\x18\x01 \x01(\t\x12#\n\x05state\x18\x02 \x01(\x0e\x32\x14.octavo.v1.HoldState\"I\n\x0cHoldResponse\x12$\n\x06\x62\x65\x66ore\x18\x01 \x01(\x0e\x32\x14.octavo.v1.HoldState\x12\x13\n\x0bnum_streams\x18\x02 \x01(\r*O\n\tHoldState\x12\x13\n\x0fHOLD_STATE_NONE\x10\x00\x12\x15\n\x11HOLD_STATE_PAUSED\x10\x01\x12\x16\n\x12HOLD_STATE_DRAINED\x10\x02\x32\xe3\x02\n\x05\x41\x64min\x12@\n\x07\x45xplain\x12\x19.octavo.v1.ExplainRequest\x1a\x1a.octavo.v1.ExplainResponse\x12[\n\x10ResetPrefixCache\x12\".octavo.v1.ResetPrefixCacheRequest\x1a#.octavo.v1.ResetPrefixCacheResponse\x12@\n\x07Migrate\x12\x19.octavo.v1.MigrateRequest\x1a\x1a.octavo.v1.MigrateResponse\x12@\n\x07Observe\x12\x19.octavo.v1.ObserveRequest\x1a\x1a.octavo.v1.ObserveResponse\x12\x37\n\x04Hold\x12\x16.octavo.v1.HoldRequest\x1a\x17.octavo.v1.HoldResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_HOLDSTATE']._serialized_start=2929
+  _globals['_HOLDSTATE']._serialized_end=3008
   _globals['_EXPLAINREQUEST']._serialized_start=33
   _globals['_EXPLAINREQUEST']._serialized_end=69
   _globals['_EXPLAINRESPONSE']._serialized_start=71
@@ -47,6 +49,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MIGRATEREQUEST']._serialized_end=630
   _globals['_MIGRATERESPONSE']._serialized_start=632
   _globals['_MIGRATERESPONSE']._serialized_end=714
-  _globals['_ADMIN']._serialized_start=717
-  _globals['_ADMIN']._serialized_end=949
+  _globals['_OBSERVEREQUEST']._serialized_start=716
+  _globals['_OBSERVEREQUEST']._serialized_end=732
+  _globals['_OBSERVERESPONSE']._serialized_start=735
+  _globals['_OBSERVERESPONSE']._serialized_end=897
+  _globals['_REPLICAVIEW']._serialized_start=900
+  _globals['_REPLICAVIEW']._serialized_end=1444
+  _globals['_REPLICATOTALS']._serialized_start=1447
+  _globals['_REPLICATOTALS']._serialized_end=1760
+  _globals['_HISTOGRAMVIEW']._serialized_start=1762
+  _globals['_HISTOGRAMVIEW']._serialized_end=1809
+  _globals['_RANKVIEW']._serialized_start=1811
+  _globals['_RANKVIEW']._serialized_end=1894
+  _globals['_STEPVIEW']._serialized_start=1897
+  _globals['_STEPVIEW']._serialized_end=2032
+  _globals['_SEQUENCEVIEW']._serialized_start=2035
+  _globals['_SEQUENCEVIEW']._serialized_end=2204
+  _globals['_ROUTERVIEW']._serialized_start=2207
+  _globals['_ROUTERVIEW']._serialized_end=2565
+  _globals['_REQUESTVIEW']._serialized_start=2568
+  _globals['_REQUESTVIEW']._serialized_end=2783
+  _globals['_HOLDREQUEST']._serialized_start=2785
+  _globals['_HOLDREQUEST']._serialized_end=2852
+  _globals['_HOLDRESPONSE']._serialized_start=2854
+  _globals['_HOLDRESPONSE']._serialized_end=2927
+  _globals['_ADMIN']._serialized_start=3011
+  _globals['_ADMIN']._serialized_end=3366
 # @@protoc_insertion_point(module_scope)

@@ -49,6 +49,16 @@ class AdminStub:
                 request_serializer=protos_dot_admin__pb2.MigrateRequest.SerializeToString,
                 response_deserializer=protos_dot_admin__pb2.MigrateResponse.FromString,
                 _registered_method=True)
+        self.Observe = channel.unary_unary(
+                '/octavo.v1.Admin/Observe',
+                request_serializer=protos_dot_admin__pb2.ObserveRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.ObserveResponse.FromString,
+                _registered_method=True)
+        self.Hold = channel.unary_unary(
+                '/octavo.v1.Admin/Hold',
+                request_serializer=protos_dot_admin__pb2.HoldRequest.SerializeToString,
+                response_deserializer=protos_dot_admin__pb2.HoldResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -78,6 +88,22 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Observe(self, request, context):
+        """Shows a cluster, or one replica, at this moment, for people who watch it: `octavo top`, the console. Replicas note
+        their steps for ten seconds after a question, and nothing while nobody asks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Hold(self, request, context):
+        """Keeps new requests of this router from a replica, and may move its streams away. Other routers are not told.
+        INVALID_ARGUMENT if there is no such replica, UNIMPLEMENTED at a scheduler.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +121,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Migrate,
                     request_deserializer=protos_dot_admin__pb2.MigrateRequest.FromString,
                     response_serializer=protos_dot_admin__pb2.MigrateResponse.SerializeToString,
+            ),
+            'Observe': grpc.unary_unary_rpc_method_handler(
+                    servicer.Observe,
+                    request_deserializer=protos_dot_admin__pb2.ObserveRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.ObserveResponse.SerializeToString,
+            ),
+            'Hold': grpc.unary_unary_rpc_method_handler(
+                    servicer.Hold,
+                    request_deserializer=protos_dot_admin__pb2.HoldRequest.FromString,
+                    response_serializer=protos_dot_admin__pb2.HoldResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +214,60 @@ class Admin:
             '/octavo.v1.Admin/Migrate',
             protos_dot_admin__pb2.MigrateRequest.SerializeToString,
             protos_dot_admin__pb2.MigrateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Observe(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Admin/Observe',
+            protos_dot_admin__pb2.ObserveRequest.SerializeToString,
+            protos_dot_admin__pb2.ObserveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Hold(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Admin/Hold',
+            protos_dot_admin__pb2.HoldRequest.SerializeToString,
+            protos_dot_admin__pb2.HoldResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,6 +12,7 @@ from configs.flags import own_number, parse_flags, usage
 from configs.load import ConfigError, load_options
 from configs.options import Options
 from router.api.compat.services import MissingPackageError
+from router.api.console.pages import Console
 from router.api.gateway.app import Gateway
 from router.api.gateway.batches.store import BatchStore
 from router.api.gateway.responses.store import StoreError, new_store
@@ -123,6 +124,8 @@ def _count_signals() -> asyncio.Queue[int]:
 def _serve_http(options: Options, index: ProcessIndex, server: RouterServer) -> GatewayServer | None:
     """Starts the HTTP gateway; None without http_port. Raises AddressError, StoreError."""
     if not options.http_port:
+        if options.console:
+            log.warning("console=true has no effect with http_port=0: give it a port")
         return None
     gateway = Gateway(
         server.intake,
@@ -138,11 +141,14 @@ def _serve_http(options: Options, index: ProcessIndex, server: RouterServer) -> 
         batch_concurrency=options.batch_concurrency,
         is_tracing=server.is_tracing,
         attachments=server.attachments,
+        console=Console(server.observer, server.operator) if options.console else None,
     )
     port = options.router_http_port(index.router)
     http = GatewayServer(gateway, options.host, port, server.tls, shares_port=index.shares_ports)
     http.start()
     log.info("listening for HTTP on %s port %d", options.host, http.port)
+    if options.console:
+        log.info("the console is at /console of that port")
     return http
 
 

@@ -21,6 +21,8 @@ from protos.inference_pb2_grpc import add_InferenceServicer_to_server
 from router.api import admin_service as admin
 from router.api.compat.services import add_services
 from router.api.inference_service import InferenceService
+from router.api.observer import Observer
+from router.api.operator import Operator
 from router.api.peer_server import PeerServer
 from router.api.receiving import Receiving
 from router.errors import AddressError
@@ -168,6 +170,8 @@ class RouterServer:
         self._peer_server = PeerServer(
             self.attachments, options.runtime_dir, options.peer_host, _peer_credentials(options)
         )
+        self.operator = Operator(self._replicas.replicas, live)
+        self.observer = Observer(model_name, self._replicas, self.streams, self.metrics)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         # Services whose health status is the router's readiness.
         self._ready_names: tuple[str, ...] = (SERVICE,)
@@ -221,7 +225,7 @@ class RouterServer:
         )
         add_InferenceServicer_to_server(InferenceService(self.intake, self.attachments), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        add_AdminServicer_to_server(admin.AdminService(self._replicas.replicas, self.intake.live), server)
+        add_AdminServicer_to_server(admin.AdminService(self.operator, self.observer), server)
         foreign = add_services(options.compat, server, self.intake, self._replicas)
         self._ready_names = (SERVICE, *foreign)
         add_reflection(server, *self._ready_names, admin.SERVICE)

@@ -1,6 +1,7 @@
 """The Admin service of one scheduler. Questions go to the step loop, because only its thread may touch the core."""
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
@@ -10,8 +11,10 @@ import grpc.aio
 
 from protos import admin_pb2 as pb
 from protos.admin_pb2_grpc import AdminServicer
+from runtime.telemetry.histograms import Buckets, Collects, read
 from scheduler.core.messages import Timeline
-from scheduler.sessions.commands import Command, Explain, ResetPrefixCache
+from scheduler.sessions.commands import Command, Explain, Observe, ResetPrefixCache
+from scheduler.sessions.observation import Observation
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Admin"].full_name
 
@@ -28,9 +31,11 @@ _MAX_TIMELINES = 32
 class AdminService(AdminServicer):
     """Answers for one replica, given by number. `put` sends commands to its step loop."""
 
-    def __init__(self, replica: int, put: Callable[[Command], None]) -> None:
+    def __init__(self, replica: int, put: Callable[[Command], None], *, step_seconds: Collects, lag: Collects) -> None:
+        """step_seconds, lag: histograms of the step loop."""
         self._replica_id = str(replica)
         self._put = put
+        self._step_seconds, self._lag = step_seconds, lag
 
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
         if not request.request_id:
@@ -57,6 +62,20 @@ class AdminService(AdminServicer):
     async def Migrate(self, request: pb.MigrateRequest, context: Context) -> pb.MigrateResponse:
         await context.abort(
             grpc.StatusCode.UNIMPLEMENTED, "a scheduler knows no other replica: ask the router that streams the request"
+        )
+
+    async def Observe(self, request: pb.ObserveRequest, context: Context) -> pb.ObserveResponse:
+        question = Observe()
+        self._put(question)
+        seen = await answer_of(question.answer, context)
+        view = replica_view(seen, self._replica_id)
+        view.totals.step_seconds.CopyFrom(_buckets(read(self._step_seconds)))
+        view.totals.lag.CopyFrom(_buckets(read(self._lag, thread="step_loop")))
+        return pb.ObserveResponse(replicas=[view])
+
+    async def Hold(self, request: pb.HoldRequest, context: Context) -> pb.HoldResponse:
+        await context.abort(
+            grpc.StatusCode.UNIMPLEMENTED, "a scheduler takes what routers send: ask the router that shall send nothing"
         )
 
 
@@ -94,3 +113,44 @@ def timeline_message(timeline: Timeline, replica_id: str, now: float) -> pb.Requ
         num_draft_tokens=timeline.num_draft_tokens,
         num_accepted_tokens=timeline.num_accepted_tokens,
     )
+
+
+def replica_view(seen: Observation, replica_id: str) -> pb.ReplicaView:
+    """Returns the message, without its histograms."""
+    load, stats, look = seen.load, seen.stats, seen.look
+    state = "draining" if seen.draining else "ready" if seen.workers_ready else "loading"
+    view = pb.ReplicaView(
+        replica_id=replica_id,
+        state=state,
+        description=seen.workers,
+        is_observed=True,
+        epoch=seen.epoch,
+        num_running=load.num_running,
+        num_waiting=load.num_waiting,
+        num_queued_tokens=load.num_queued_tokens + load.num_prefill_tokens,
+        max_num_seqs=seen.max_num_seqs,
+        max_num_batched_tokens=seen.max_num_batched_tokens,
+        num_blocks=load.num_blocks,
+        num_available_blocks=load.num_free_blocks,
+        block_size=seen.block_size,
+        totals=pb.ReplicaTotals(
+            num_prompt_tokens=stats.num_prompt_tokens,
+            num_output_tokens=stats.num_output_tokens,
+            num_preemptions=stats.num_preemptions,
+            num_prefix_queries=stats.num_prefix_queries,
+            num_prefix_hits=stats.num_prefix_hits,
+            num_speculated_tokens=stats.num_speculated_tokens,
+            num_accepted_tokens=sum(stats.num_accepted_by_position),
+            num_steps=stats.num_steps,
+        ),
+        ranks=[pb.RankView(**dataclasses.asdict(rank)) for rank in seen.ranks],
+        steps=[pb.StepView(**dataclasses.asdict(step)) for step in seen.steps],
+    )
+    if look is not None:
+        view.num_cached_blocks, view.used_blocks, view.cached_blocks = look.num_cached_blocks, look.used, look.cached
+        view.sequences.extend(pb.SequenceView(**dataclasses.asdict(each)) for each in look.sequences)
+    return view
+
+
+def _buckets(buckets: Buckets) -> pb.HistogramView:
+    return pb.HistogramView(bounds=buckets.bounds, counts=buckets.counts)

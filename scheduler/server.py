@@ -209,7 +209,11 @@ class SchedulerServer:
         handlers = {"Session": session, "Cancel": cancel, "Routers": routers}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        add_AdminServicer_to_server(admin.AdminService(self._replica, self._mailbox.put), server)
+        metrics = self.step_loop.metrics
+        own_admin = admin.AdminService(
+            self._replica, self._mailbox.put, step_seconds=metrics.step_duration, lag=metrics.lag
+        )
+        add_AdminServicer_to_server(own_admin, server)
         add_reflection(server, SERVICE, admin.SERVICE)
         try:
             add_port(server, self.address, credentials)

@@ -30,6 +30,12 @@ class RouterOptions(BaseModel):
         ge=0,
         le=65_535,
     )
+    console: bool = option(
+        ROUTER,
+        False,
+        "Serve a page at /console of http_port that chats and shows the cluster at work. Without API keys it answers "
+        "this machine only; with keys a tenant sees its own requests, a key with `admin: true` the cluster.",
+    )
     num_routers: int = option(
         ROUTER,
         1,

@@ -1,4 +1,4 @@
-"""`octavo explain`, `octavo migrate` and `octavo cache`: commands for operators of a cluster."""
+"""`octavo top`, `octavo explain`, `octavo migrate` and `octavo cache`: commands for operators of a cluster."""
 
 import dataclasses
 import json
@@ -7,6 +7,36 @@ from typing import Annotated
 import typer
 
 from octavo.cli.flags import TARGET, TLS, TLS_CA, TLS_CERT, TLS_KEY, connection, note_unreachable, reaching
+from octavo.client.errors import OctavoError
+
+
+def register_top(app: typer.Typer, group: str) -> None:
+    app.command(rich_help_panel=group)(top)
+
+
+def top(
+    target: TARGET = "localhost:50051",
+    tls: TLS = False,
+    tls_ca: TLS_CA = None,
+    tls_cert: TLS_CERT = None,
+    tls_key: TLS_KEY = None,
+) -> None:
+    """Watch a running cluster: replicas, queues, blocks, requests.
+
+    Keys: Tab goes from table to table, Enter explains a request. p pauses a replica, d drains it, r releases it, and m
+    moves a request to another replica; each asks first. With API keys, OCTAVO_API_KEY must be one with `admin: true` to
+    see more than its own requests.
+    """
+    from octavo.client.admin import Admin
+
+    try:
+        from octavo.top.app import Top
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("textual"):
+            raise
+        raise OctavoError("`octavo top` needs the package textual: pip install 'octavo[top]'") from None
+    with Admin(target, timeout=5.0, **connection(tls, tls_ca, tls_cert, tls_key)) as admin:
+        Top(admin, target).run()
 
 
 def register_cache(app: typer.Typer, group: str) -> None:

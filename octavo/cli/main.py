@@ -31,7 +31,7 @@ app = typer.Typer(
 GROUPS: dict[str, tuple[Callable[[typer.Typer, str], None], ...]] = {
     "Serve a model": (up.register, pull.register, doctor.register),
     "Ask a model": (call.register, run_batch.register),
-    "Look inside": (admin.register_explain, replay.register, version.register),
+    "Look inside": (admin.register_top, admin.register_explain, replay.register, version.register),
     "Measure and plan": (bench.register, plan.register),
     "Operate a cluster": (admin.register_migrate, admin.register_cache, keys.register),
 }

@@ -12,6 +12,11 @@ from octavo.client.errors import RequestNotFound, from_rpc_error
 from protos import admin_pb2 as pb
 from protos.admin_pb2_grpc import AdminStub
 
+HOLD_STATES = {
+    "none": pb.HOLD_STATE_NONE,
+    "paused": pb.HOLD_STATE_PAUSED,
+    "drained": pb.HOLD_STATE_DRAINED,
+}
 # Longer than a router waits for its replicas.
 _DEFAULT_TIMEOUT_S = 10.0
 
@@ -133,6 +138,21 @@ class Admin:
         return Migration(
             moved_from=answer.moved_from, moved_to=answer.moved_to, num_output_tokens=answer.num_output_tokens
         )
+
+    def observe(self) -> pb.ObserveResponse:
+        """Returns what the cluster does at this moment, as protos/admin.proto tells; rates are differences of two."""
+        return self._call(self._stub.Observe, pb.ObserveRequest())
+
+    def hold(self, replica: str, state: str) -> int:
+        """Holds a replica back at this router. Returns how many of the router's streams the replica has.
+
+        replica: as in scheduler_addresses. state: `paused`: no new requests; `drained`: its streams move away, too;
+        `none`: as usual. Raises ValueError for another state, InvalidRequest if there is no such replica.
+        """
+        if state not in HOLD_STATES:
+            raise ValueError(f"state={state!r}: it must be one of {', '.join(HOLD_STATES)}")
+        request = pb.HoldRequest(replica=replica, state=HOLD_STATES[state])
+        return self._call(self._stub.Hold, request).num_streams
 
     def close(self) -> None:
         self._channel.close()

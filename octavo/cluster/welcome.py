@@ -53,6 +53,8 @@ def how_to_call(options: Options) -> str:
         lines.append(f"gRPC      {address}")
         if options.http_port:
             lines.append(f"HTTP      {_http(options, router)}/v1")
+            if options.console:
+                lines.append(f"console   {_http(options, router)}/console")
         if options.metrics_port:
             for process in range(options.api_server_count):
                 port = options.process_metrics_port("router", router, process)

@@ -30,11 +30,12 @@ class LiveRequests:
         return await broadcast_cancel(self._replicas, scoped_id)
 
     async def migrate(self, request_id: str, address: str) -> Migration:
-        """Moves a live stream of the caller. address: the target, as in scheduler_addresses; empty: the policy chooses.
+        """Moves a live stream of the caller, or one that an admin names as TENANT/ID. address: the target, as in
+        scheduler_addresses; empty: the policy chooses.
 
         Raises UnknownRequest, InvalidRequest if there is no such replica, NotMigrated if none can continue it exactly.
         """
-        scoped_id = caller().scoped_id(request_id)
+        scoped_id = caller().named_id(request_id)
         if self.is_here(scoped_id):
             return self.migrate_here(scoped_id, address)
         moved = await self._peers.migrate(scoped_id, address)
@@ -43,8 +44,11 @@ class LiveRequests:
         return moved
 
     async def waiting(self, request_id: str) -> RequestTimeline | None:
-        """Returns a timeline of a live request of the caller that no replica has; None: there is no such request."""
-        scoped_id = caller().scoped_id(request_id)
+        """Returns a timeline of a live request that no replica has; None: there is no such request.
+
+        request_id: as in `migrate`.
+        """
+        scoped_id = caller().named_id(request_id)
         if self.is_here(scoped_id):
             return self.waiting_here(scoped_id)
         found = await self._peers.find(scoped_id)

@@ -49,6 +49,8 @@ class Placement:
         self.refused_by: list[Session] = []
         # True while the stream is parked.
         self.is_parked = False
+        # True once a happening has told that it waits; it tries again and again meanwhile.
+        self.is_wait_told = False
         # The Session whose replica has computed all that the stream has asked for so far, if more is to come (`rest`).
         self.rested_on: Session | None = None
         self._dispatcher = dispatcher
@@ -85,6 +87,7 @@ class Placement:
             self.stream.fail(error)
             return
         self.session, self.replica = session, session.welcome.replica_id
+        self.is_wait_told = False
 
     def migrate_to(self, session: Session, cause: str) -> None:
         """Moves the stream to another replica; drops what the old one still sends. Only if `can_leave`."""
@@ -288,6 +291,7 @@ class Dispatcher:
             self._park(placement)
             return
         self._metrics.resubmissions.inc()
+        self._note(placement, "moved", f"continues at replica {session.welcome.replica_id}", stream.num_output_tokens)
         log.info(
             "continues on another replica after %d output tokens",
             stream.num_output_tokens,
@@ -295,8 +299,21 @@ class Dispatcher:
         )
         placement.submit_to(session)
 
+    def _note(self, placement: Placement, kind: str, what: str, num_tokens: int) -> None:
+        request = placement.stream.request
+        self._metrics.happenings.note(
+            kind,
+            f"{what}, after {num_tokens} output tokens",
+            replica=placement.replica,
+            request_id=request.request_id,
+            tenant=request.tenant,
+        )
+
     def _park(self, placement: Placement) -> None:
         placement.is_parked = True
+        if not placement.is_wait_told:
+            placement.is_wait_told = True
+            self._note(placement, "parked", "waits for a replica", placement.stream.num_output_tokens)
         self._parked.park(placement.stream, lambda: self._go_on(placement))
 
     def _on_change(self, replicas: ReplicaSet) -> None:

@@ -81,6 +81,14 @@ class Migrations:
         placement.migrate_to(there.session, cause)
         self._metrics.resubmissions.inc()
         self._metrics.migrations.labels(cause).inc()
+        stream = placement.stream
+        self._metrics.happenings.note(
+            "migrated",
+            f"to replica {placement.replica} ({cause}), after {stream.num_output_tokens} output tokens",
+            replica=placement.replica,
+            request_id=stream.request.request_id,
+            tenant=stream.request.tenant,
+        )
 
     def _on_change(self, replicas: ReplicaSet) -> None:
         if any(map(_should_be_left, replicas.replicas)):

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 import grpc
 import grpc.aio
@@ -51,6 +52,16 @@ class ReplicaOptions:
     credentials: Callable[[], grpc.ChannelCredentials] | None = None
 
 
+class Hold(Enum):
+    """An operator's word on a replica, at this router alone."""
+
+    NONE = "none"
+    # No new requests; its streams stay.
+    PAUSED = "paused"
+    # No new requests, and its streams move away.
+    DRAINED = "drained"
+
+
 class Replica:
     """One scheduler; `run` keeps a Session with it."""
 
@@ -75,7 +86,11 @@ class Replica:
         self.features: frozenset[str] = frozenset()
         self.max_logprobs = MAX_LOGPROBS
         self.breaker = Breaker()
+        self.hold = Hold.NONE
         self.pace = pace
+        # From the start at 0: a dashboard's query of a series that is not there yet gives nothing.
+        metrics.replicas_left_out.labels(address)
+        metrics.slow_replicas_left_out.labels(address)
         metrics.replica_pace.labels(address).set_function(lambda: pace.state)
         metrics.replica_slowness.labels(address).set_function(lambda: pace.slowness)
         self._options = options
@@ -96,7 +111,7 @@ class Replica:
     @property
     def usable(self) -> bool:
         """True if it takes requests, though it may queue them while its workers are away."""
-        return self.session is not None and not self.session.load.draining
+        return self.session is not None and not self.session.load.draining and self.hold is Hold.NONE
 
     @property
     def ready(self) -> bool:
@@ -108,7 +123,8 @@ class Replica:
 
     @property
     def draining(self) -> bool:
-        return self.session is not None and self.session.load.draining
+        """True if its streams are to leave."""
+        return self.session is not None and (self.session.load.draining or self.hold is Hold.DRAINED)
 
     @property
     def stalled(self) -> bool:
@@ -126,11 +142,33 @@ class Replica:
             return f"{self.address}: {self._cause} (for {self._seconds_so:.0f} s)"
         text = f"{self.address} is ready"
         if not self.ready:
-            cause = "draining" if self.draining else "its workers are away"
+            cause = "draining" if self.session.load.draining else "its workers are away"
+            if self.hold is not Hold.NONE:
+                cause = f"{self.hold.value} by an operator"
             text = f"{self.address}: {cause} (for {self._seconds_so:.0f} s)"
         now = time.monotonic()
         left_out = self.breaker.describe(now) or self.pace.describe(now)
         return f"{text}, but {left_out}" if left_out else text
+
+    @property
+    def state(self) -> str:
+        """Its state in one word: ReplicaView.state of protos/admin.proto."""
+        if self.session is None:
+            return "away"
+        if self.hold is not Hold.NONE:
+            return self.hold.value
+        if self.draining:
+            return "draining"
+        if not self.ready:
+            return "loading"
+        return "left_out" if self.breaker.describe(time.monotonic()) or self.too_slow else "ready"
+
+    def set_hold(self, hold: Hold) -> None:
+        """Takes an operator's word."""
+        if hold is not self.hold:
+            log.warning("%s: %s by an operator", self.address, "released" if hold is Hold.NONE else hold.value)
+            self.hold = hold
+            self._note_change()
 
     @property
     def _seconds_so(self) -> float:

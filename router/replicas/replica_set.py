@@ -50,6 +50,8 @@ class ReplicaSet:
         self.all_ready = asyncio.Event()
         self._model: ModelInfo | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        # The states and epochs that happenings have told.
+        self._told = [("away", 0)] * len(self.replicas)
 
     @property
     def model(self) -> ModelInfo | None:
@@ -165,12 +167,24 @@ class ReplicaSet:
             self._metrics.replica_ready.labels(replica.address).set(replica.ready)
             if replica.session is not None:
                 self._model = replica.session.welcome.model
+        self._tell_changes()
         if self.num_ready == len(self.replicas):
             self.all_ready.set()
         else:
             self.all_ready.clear()
         for on_change in self._watchers:
             on_change(self)
+
+    def _tell_changes(self) -> None:
+        """Notes the replicas whose state or epoch has changed."""
+        for number, replica in enumerate(self.replicas):
+            epoch = self._told[number][1] if replica.session is None else replica.session.welcome.epoch
+            now = replica.state, epoch
+            if now != self._told[number]:
+                self._told[number] = now
+                self._metrics.happenings.note(
+                    "replica", f"{replica.describe()}; epoch {epoch}", replica=replica.address
+                )
 
 
 def _takes(replica: Replica) -> bool:

@@ -15,8 +15,8 @@ from router.security.keys import Keys
 
 # Open to all: what probes and tools ask before they have a key.
 _OPEN_SERVICES = (f"/{health.SERVICE_NAME}/", "/grpc.reflection.v1.", "/grpc.reflection.v1alpha.")
-_OPEN_PATHS = ("/health", "/openapi.json", "/docs")
-_OPEN_FOLDER = "/docs/"
+_OPEN_PATHS = ("/health", "/openapi.json", "/docs", "/console")
+_OPEN_FOLDERS = ("/docs/", "/console/static/")
 
 
 class KeyInterceptor(grpc.aio.ServerInterceptor):
@@ -49,7 +49,7 @@ def _refuse(error: Unauthenticated) -> grpc.RpcMethodHandler:
 
 
 def _is_open(path: str) -> bool:
-    return path in _OPEN_PATHS or path.startswith(_OPEN_FOLDER)
+    return path in _OPEN_PATHS or path.startswith(_OPEN_FOLDERS)
 
 
 class KeyMiddleware:

@@ -83,6 +83,11 @@ class Identity:
         """Returns an id that is unique over all tenants. Neither tenants nor ids contain a slash."""
         return f"{self.tenant}/{request_id}" if self.tenant else request_id
 
+    def named_id(self, name: str) -> str:
+        """Returns the id, unique over all tenants, of the request that an operator names: an admin may name that of
+        another tenant, as TENANT/ID."""
+        return name if self.is_admin and "/" in name else self.scoped_id(name)
+
     def scoped_salt(self, cache_salt: str) -> str:
         """Returns a salt that no other tenant can have, so that tenants share no block of the prefix cache."""
         if not self.tenant:

@@ -13,6 +13,7 @@ from typing import Any
 
 from protos import inference_pb2 as pb
 from router.request import UNTRACED, EndedRequest, Request, RequestTrace
+from router.security.identity import caller
 from router.telemetry.call_context import incoming_traceparent, set_trace_id
 from router.telemetry.metrics import RouterMetrics
 from runtime.telemetry.tracing import Attributes, Span, Tracing
@@ -66,6 +67,14 @@ class RequestTelemetry:
         self._metrics.requests.labels(outcome).inc()
         if ended is not None:
             self._metrics.observe_ended(ended)
+        identity = caller()
+        self._metrics.happenings.note(
+            "ended",
+            _summary(outcome, ended),
+            replica="" if ended is None else ended.replica,
+            request_id=request_id[:_MAX_ID],
+            tenant=identity.tenant,
+        )
         trace.ended(outcome, error, ended)
         if self._log_requests:
             fields: dict[str, Any] = {"request_id": request_id[:_MAX_ID], "outcome": outcome}
@@ -74,6 +83,15 @@ class RequestTelemetry:
             if error and outcome != _QUOTES_CLIENTS:
                 fields["error"] = error
             log.info("a request ended", extra=fields if ended is None else fields | _log_fields(ended))
+
+
+def _summary(outcome: str, ended: EndedRequest | None) -> str:
+    """Says how a request ended, without anything that a client wrote."""
+    if ended is None:
+        return outcome
+    first = ended.time_to_first_token
+    waited = "" if first is None else f", first after {first:.3f} s"
+    return f"{outcome}: {sum(ended.num_output_tokens)} tokens in {ended.latency:.2f} s{waited}"
 
 
 def _log_fields(ended: EndedRequest) -> dict[str, Any]:

@@ -10,6 +10,7 @@ The core does no I/O and knows no clock: it is a deterministic function of the c
 import dataclasses
 from collections.abc import Collection
 
+from scheduler.core.look import CoreLook, look
 from scheduler.core.messages import (
     CacheEvent,
     CoreLoad,
@@ -297,6 +298,10 @@ class Core:
     def explain(self, request_id: str) -> list[Timeline]:
         """The timelines of the live and recently finished requests with this id, oldest first."""
         return self._state.timelines.explain(request_id)
+
+    def look(self) -> CoreLook:
+        """Its sequences and blocks, for people who watch it."""
+        return look(self._state)
 
     @property
     def load(self) -> CoreLoad:

@@ -28,6 +28,7 @@ from scheduler.ranks.heartbeats import Heartbeats
 from scheduler.ranks.liveness import Liveness
 from scheduler.ranks.membership import Joined, Membership, MembershipError, Rank, Refused, Returned, Terms
 from scheduler.ranks.rank_socket import RankSocket
+from scheduler.ranks.seen import RankSeen, see
 from scheduler.sockets import InvalidMessages
 
 log = logging.getLogger("octavo.scheduler")
@@ -111,6 +112,10 @@ class Workers:
         if missing := membership.missing:
             return f"waiting for rank {', '.join(map(str, missing))} of {membership.terms.world_size}"
         return "; ".join(rank.describe(self._liveness.beat(rank)) for rank in membership.ranks.values())
+
+    def see(self, now: float) -> list[RankSeen]:
+        """Returns each rank's state, for people who watch it."""
+        return [see(rank, self._liveness.beat(rank), now) for rank in self._membership.ranks.values()]
 
     def next_check(self, now: float) -> float:
         """The latest time to call `tick` next."""

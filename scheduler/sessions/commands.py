@@ -8,6 +8,7 @@ from typing import Protocol
 
 from protos import inference_pb2, scheduler_pb2
 from scheduler.core.messages import GroupRequest, Timeline
+from scheduler.sessions.observation import Observation
 
 
 class StepLoopListener(Protocol):
@@ -119,6 +120,13 @@ class Explain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Observe:
+    """Asks for a look at the replica."""
+
+    answer: Future[Observation] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequest:
     """Cancels a request of any Session. answer: True if it was live."""
 
@@ -145,6 +153,7 @@ Command = (
     | Drain
     | Stop
     | Explain
+    | Observe
     | CancelRequest
     | ResetPrefixCache
 )

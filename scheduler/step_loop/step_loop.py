@@ -32,6 +32,7 @@ from scheduler.recording.recorded_core import RecordedCore
 from scheduler.sessions import commands
 from scheduler.sessions.commands import StepLoopListener
 from scheduler.sessions.items import ItemMemory, ItemStore
+from scheduler.sessions.observation import Observation
 from scheduler.sessions.requests import Requests
 from scheduler.settings import core_settings
 from scheduler.sockets import InvalidMessages
@@ -201,12 +202,32 @@ class StepLoop(threading.Thread):
                     log.info("draining: running requests get %g s to finish", self._options.drain_timeout)
             case commands.Explain():
                 _answer(command.answer, (core.explain(command.request_id) if core else [], now))
+            case commands.Observe():
+                _answer(command.answer, self._observe(now))
             case commands.CancelRequest():
                 _answer(command.answer, self._requests.cancel_request(command.request_id, now))
             case commands.ResetPrefixCache():
                 _answer(command.answer, core.reset_prefix_cache() if core else 0)
             case _:
                 self._requests.handle(command, now)
+
+    def _observe(self, now: float) -> Observation:
+        core, status = self._core, self._reports.status
+        settings = None if core is None else core.settings
+        return Observation(
+            load=status.load if core is None else core.load,
+            stats=status.stats if core is None else core.stats,
+            look=None if core is None else core.look(),
+            epoch=status.epoch,
+            workers_ready=self._connections.workers.is_ready,
+            draining=self._drain_deadline is not None,
+            workers=self._connections.workers.describe(),
+            max_num_seqs=self._options.max_num_seqs if settings is None else settings.max_num_seqs,
+            max_num_batched_tokens=self._options.max_num_batched_tokens,
+            block_size=status.block_size,
+            ranks=tuple(self._connections.workers.see(now)),
+            steps=self._reports.watch_steps(now),
+        )
 
     def _handle(self, events: Iterable[Event], now: float) -> None:
         waiting = deque(events)

@@ -12,9 +12,11 @@ from configs.options import Options
 from runtime.telemetry.tracing import Tracing, is_sampled
 from scheduler.core.core import Core
 from scheduler.core.messages import CoreStats, Plan, Preempted
+from scheduler.sessions.observation import StepSeen
 from scheduler.sessions.sessions import LiveGroup
 from scheduler.telemetry.metrics import GroupTimes, SchedulerMetrics, SchedulerStatus
 from scheduler.telemetry.spans import RequestSpans
+from scheduler.telemetry.step_watch import StepWatch
 
 log = logging.getLogger("octavo.scheduler")
 
@@ -107,6 +109,7 @@ class Reports:
         self.status = SchedulerStatus()
         self.metrics = SchedulerMetrics(lambda: self.status, options, replica)
         self._spans = None if tracing is None else RequestSpans(tracing, replica)
+        self._watch = StepWatch()
         self._stats_log = StatsLog(enabled=not options.disable_log_stats, now=time.monotonic())
 
     def tick(self, now: float) -> None:
@@ -117,14 +120,20 @@ class Reports:
         """Reports a plan that was sent. began: the `now` that the core was given for it, on time.monotonic()."""
         self.metrics.schedule_duration.observe(time.monotonic() - began)
         self.metrics.step_tokens.observe(plan.num_tokens)
+        self._watch.note_sent(plan, began)
         if self._spans is not None:
             self._spans.note_sent(plan, began)
 
     def note_returned(self, step: int, seconds: float, now: float) -> None:
         """Reports the result of a step. seconds: the time that the workers took."""
         self.metrics.step_duration.observe(seconds)
+        self._watch.note_returned(step, seconds, now)
         if self._spans is not None:
             self._spans.note_returned(step, now)
+
+    def watch_steps(self, now: float) -> tuple[StepSeen, ...]:
+        """Returns the latest steps, and notes further ones for a while."""
+        return self._watch.look(now)
 
     def note_ended(self, core: Core, groups: Iterable[LiveGroup]) -> None:
         """Reports groups that have ended since the last call."""

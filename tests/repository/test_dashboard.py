@@ -5,24 +5,23 @@ import re
 from itertools import combinations
 from typing import Any
 
-from tests.support.deploy.metric_families import router_registry, scheduler_registry, series, worker_registry
+from tests.support.deploy.metric_families import (
+    metric_names,
+    router_registry,
+    scheduler_registry,
+    series,
+    worker_registry,
+)
 from tests.support.repository import ROOT
 
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/octavo.json").read_text())
 PANELS: list[dict[str, Any]] = DASHBOARD["panels"]
 GRAPHS = [panel for panel in PANELS if panel["type"] != "row"]
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
-KEYWORDS = {"by", "on", "and", "sum"}
 
 
 def expressions() -> list[str]:
     return [target["expr"] for panel in GRAPHS for target in panel["targets"]]
-
-
-def metric_names(expression: str) -> set[str]:
-    """The names in a PromQL expression, without functions, keywords, labels, durations and strings."""
-    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(?:by|on) \([^)]*\)", "", expression)
-    return set(re.findall(r"\b[a-z_][a-z0-9_:]*\b(?!\s*\()", bare)) - KEYWORDS
 
 
 def test_every_metric_is_exposed():

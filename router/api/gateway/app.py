@@ -21,6 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from protos import inference_pb2 as pb
+from router.api.console.pages import Console
 from router.api.gateway.answers import HeldEvents, answered, request_id_of
 from router.api.gateway.anthropic.errors import is_anthropics, message_error
 from router.api.gateway.anthropic.reply import MessageReply
@@ -89,11 +90,13 @@ class Gateway:
         batch_concurrency: int = 32,
         is_tracing: bool = False,
         attachments: Attachments | None = None,
+        console: Console | None = None,
     ) -> None:
         """readiness: for /health. max_body_bytes: of one request. max_bodies_bytes, strict_fields, allowed_origins: the
         options. keys: those that may call; None: anyone may. responses: where they are stored; None: in memory.
         batches: where files and batches are; None: there are none. batch_concurrency: the option. is_tracing: requests
-        are traced. attachments: for streams that live without a reader; None: there are none.
+        are traced. attachments: for streams that live without a reader; None: there are none. console: the page of
+        /console; None: there is none.
         """
         self._intake, self._registry, self._readiness = intake, registry, readiness
         self._bodies = Bodies(
@@ -136,6 +139,7 @@ class Gateway:
                 Route("/ping", self._health, methods=["GET", "POST"]),
                 Route("/metrics", self._metrics),
                 *Pages(lambda: self.app.routes, _not_yet).routes,
+                *([] if console is None else console.routes),
                 *(Route(path, _not_yet, methods=["POST"]) for path in _NOT_YET),
             ],
             middleware=[

@@ -62,6 +62,12 @@ class BlockPool:
         """Hashes of the blocks that can be found."""
         return list(self._block_of)
 
+    def is_used(self, block: int) -> bool:
+        return self._num_holders[block] > 0
+
+    def is_cached(self, block: int) -> bool:
+        return block in self._cached
+
     def fits(self, shared: Iterable[int], count: int) -> bool:
         """True if `count` blocks could be taken after holding the `shared` ones."""
         num_holders = self._num_holders

@@ -35,3 +35,9 @@ def test_from_elsewhere_it_is_the_whole_path(script: Path, tmp_path: Path, monke
 def test_where_the_shell_finds_it_it_is_its_name(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(script.parent))
     assert command() == "octavo"
+
+
+def test_the_console_is_named_where_it_is_served() -> None:
+    assert "console   http://127.0.0.1:8123/console" in how_to_call(Options(http_port=8123, console=True))
+    for options in (Options(http_port=8123), Options(http_port=0, console=True)):
+        assert "console" not in how_to_call(options)

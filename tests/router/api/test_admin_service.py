@@ -12,8 +12,11 @@ import pytest
 from protos import admin_pb2 as pb
 from protos.admin_pb2_grpc import AdminServicer, AdminStub, add_AdminServicer_to_server
 from router.api.admin_service import AdminService
+from router.api.operator import Operator
 from router.errors import UnknownRequest
 from router.replicas.migrations import Migration
+from router.replicas.replica import Hold
+from router.replicas.session import Session
 from tests.support.ports import free_port
 
 
@@ -40,6 +43,18 @@ class FakeAdmin(AdminServicer):
 class FakeReplica:
     address: str
     channel: grpc.aio.Channel | None
+    hold: Hold = Hold.NONE
+    session: Session | None = None
+
+    def set_hold(self, hold: Hold) -> None:
+        self.hold = hold
+
+
+class Unseen:
+    """Stands for the observer, which these tests do not ask."""
+
+    async def observe(self) -> pb.ObserveResponse:
+        raise AssertionError
 
 
 class NothingLive:
@@ -74,7 +89,7 @@ async def router_of(directory: Path, *addresses: str | None) -> AsyncIterator[An
             for address in addresses
         ]
         own = f"unix:{directory}/router.sock"
-        await stack.enter_async_context(serving(AdminService(replicas, NothingLive()), own))
+        await stack.enter_async_context(serving(AdminService(Operator(replicas, NothingLive()), Unseen()), own))
         yield AdminStub(await stack.enter_async_context(grpc.aio.insecure_channel(own)))
 
 
@@ -140,3 +155,13 @@ async def test_no_name_is_no_question(tmp_path: Path, two: tuple[str, str]) -> N
         assert (code, details.split(" ")[0]) == (grpc.StatusCode.INVALID_ARGUMENT, "request_id")
         code, _ = await status_of(stub.Migrate(pb.MigrateRequest()))
         assert code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_replica_is_held_by_its_address(tmp_path: Path, two: tuple[str, str]) -> None:
+    async with router_of(tmp_path, *two) as stub:
+        paused = pb.HoldRequest(replica=two[0], state=pb.HOLD_STATE_PAUSED)
+        assert (await stub.Hold(paused)).before == pb.HOLD_STATE_NONE
+        assert (await stub.Hold(paused)).before == pb.HOLD_STATE_PAUSED
+        code, details = await status_of(stub.Hold(pb.HoldRequest(replica="elsewhere", state=pb.HOLD_STATE_PAUSED)))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert two[1] in details

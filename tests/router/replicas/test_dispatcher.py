@@ -221,3 +221,18 @@ async def test_a_stream_that_migrates_leaves_before_it_is_submitted_again() -> N
     [submit] = _sent(there)
     assert submit.submit.attempt == 1
     assert stream.trace.causes == ["moved: drain", ""]
+
+
+async def test_a_wait_is_told_once_however_often_the_stream_tries() -> None:
+    cluster = Cluster("one")
+    _, placement = cluster.place()
+    cluster.lose(placement)
+    for _ in range(5):
+        cluster.dispatcher._go_on(placement)
+    cluster.open(0)
+    cluster.dispatcher._go_on(placement)
+    assert placement.is_placed
+    cluster.lose(placement)
+    told = [each.kind for each in cluster.metrics.happenings.since(0)]
+    assert told == ["parked", "moved", "parked"]
+    cluster.dispatcher.forget(placement)

@@ -1,5 +1,7 @@
 """The contents of each process's /metrics, without running the process."""
 
+import re
+
 from prometheus_client import CollectorRegistry
 
 from configs.options import Options
@@ -31,3 +33,13 @@ def worker_registry() -> CollectorRegistry:
 def series(registry: CollectorRegistry) -> set[str]:
     """Names that a query can use, including those of metrics that have no samples yet."""
     return {family.name + suffix for family in registry.collect() for suffix in _SUFFIXES.get(family.type, ("",))}
+
+
+# Words of PromQL.
+KEYWORDS = {"by", "on", "and", "sum"}
+
+
+def metric_names(expression: str) -> set[str]:
+    """The names in a PromQL expression, without functions, keywords, labels, durations and strings."""
+    bare = re.sub(r"\{[^}]*\}|\[[^]]*\]|\b(?:by|on) \([^)]*\)", "", expression)
+    return set(re.findall(r"\b[a-z_][a-z0-9_:]*\b(?!\s*\()", bare)) - KEYWORDS

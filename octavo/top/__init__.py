@@ -1,0 +1,1 @@
+"""`octavo top`: a live view of a running cluster, in a terminal."""

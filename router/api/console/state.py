@@ -1,0 +1,62 @@
+"""The cluster's state as the console's page takes it: plain JSON, a second's worth at a time."""
+
+import base64
+import dataclasses
+from typing import Any
+
+import msgspec
+
+from protos import admin_pb2 as pb
+from runtime.telemetry.rates import ClusterRates, ReplicaRates
+
+
+def state_json(view: pb.ObserveResponse, rates: ClusterRates, *, is_admin: bool) -> str:
+    """Numbers are seconds, tokens and tokens a second, as in protos/admin.proto."""
+    router = view.router
+    shown: dict[str, Any] = {
+        "is_admin": is_admin,
+        "router": {
+            "id": router.router_id,
+            "version": router.version,
+            "model": router.model,
+            "uptime": router.uptime,
+            "num_streams": router.num_streams,
+            "num_parked_streams": router.num_parked_streams,
+            "num_resubmissions": router.num_resubmissions,
+        },
+        "rates": {name: value for name, value in dataclasses.asdict(rates).items() if name != "replicas"},
+        "replicas": [_replica(each, of) for each, of in zip(view.replicas, rates.replicas, strict=True)],
+        "requests": [_fields(each) for each in view.requests],
+        "num_requests": view.num_requests,
+    }
+    return msgspec.json.encode(shown).decode()
+
+
+def _replica(view: pb.ReplicaView, rates: ReplicaRates) -> dict[str, Any]:
+    return {
+        **_fields(view, without=("used_blocks", "cached_blocks", "totals", "ranks", "steps", "sequences")),
+        "used_blocks": base64.b64encode(view.used_blocks).decode(),
+        "cached_blocks": base64.b64encode(view.cached_blocks).decode(),
+        "num_preemptions": view.totals.num_preemptions,
+        "rates": dataclasses.asdict(rates),
+        "ranks": [_fields(each) for each in view.ranks],
+        "steps": [_fields(each) for each in view.steps],
+        "sequences": [_fields(each) for each in view.sequences],
+    }
+
+
+def explanation_json(answer: pb.ExplainResponse) -> str:
+    shown = {
+        "timelines": [
+            _fields(each, without=("entries",)) | {"entries": [_fields(entry) for entry in each.entries]}
+            for each in answer.timelines
+        ],
+        "unreachable": list(answer.unreachable),
+    }
+    return msgspec.json.encode(shown).decode()
+
+
+def _fields(message: Any, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Returns all fields, defaults included, of a message of plain values."""
+    names = (field.name for field in message.DESCRIPTOR.fields)
+    return {name: getattr(message, name) for name in names if name not in without}
