@@ -87,7 +87,8 @@ def migrate(
 ) -> None:
     """Move a running request to another replica without losing tokens.
 
-    Its stream pauses, then continues with the tokens it would have had. --target is the router that streams it.
+    Its stream pauses, then continues with the tokens it would have had. --target is the router that
+    streams it, or another one of the cluster.
     """
     from octavo.client.admin import Admin
 

@@ -129,7 +129,7 @@ class Admin:
         return CacheReset(num_blocks=answer.num_blocks, unreachable=tuple(answer.unreachable))
 
     def migrate(self, request_id: str, replica: str = "") -> Migration:
-        """Moves a live request of this router to another replica; its client sees a pause.
+        """Moves a live request of this router, or of one that it can ask, to another replica; its client sees a pause.
 
         replica: the target, as in scheduler_addresses; empty: the router chooses. Raises RequestNotFound, and
         InvalidRequest if there is no such replica, or none that can continue exactly.

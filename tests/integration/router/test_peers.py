@@ -25,16 +25,14 @@ Begun = tuple[RouterServer, Any]
 
 
 @contextlib.asynccontextmanager
-async def _routers(directory: Path, *schedulers: FakeScheduler) -> AsyncIterator[tuple[Begun, Begun]]:
-    """Two router processes of one machine over the same schedulers."""
+async def _routers(directory: Path, *schedulers: FakeScheduler, **options: Any) -> AsyncIterator[tuple[Begun, Begun]]:
+    """Two router processes of one machine over the same schedulers. options: more of theirs."""
     runtime = directory / "run"
     async with contextlib.AsyncExitStack() as running:
         await running.enter_async_context(running_schedulers(*schedulers))
         addresses = [scheduler.address for scheduler in schedulers]
-        both = [
-            await running.enter_async_context(running_router(addresses, runtime_dir=runtime, drain_timeout=20))
-            for _ in range(2)
-        ]
+        options = {"runtime_dir": runtime, "drain_timeout": 20, **options}
+        both = [await running.enter_async_context(running_router(addresses, **options)) for _ in range(2)]
         for server, _ in both:
             await server.wait_ready()
         yield both[0], both[1]
@@ -170,6 +168,49 @@ async def test_explain_tells_of_a_request_that_no_replica_has(tmp_path: Path) ->
                 (timeline,) = (await admin.Explain(admin_pb2.ExplainRequest(request_id="a"))).timelines
                 assert (timeline.request_id, timeline.replica_id) == ("a", "router")
                 assert timeline.entries[0].reason.endswith("with 3 output tokens")
+
+
+async def test_an_admin_names_another_tenants_request_at_any_router(tmp_path: Path) -> None:
+    one, two = _scheduler(tmp_path), _scheduler(tmp_path, "two")
+    keys = {name: f"{name}-0123456789abcdef" for name in ("alice", "bob", "carol")}
+    path = tmp_path / "keys.yaml"
+    path.write_text(
+        "keys:\n" + "".join(f"- {{name: {n}, key: {k}, admin: {str(n == 'alice').lower()}}}\n" for n, k in keys.items())
+    )
+    path.chmod(0o600)
+    as_ = {name: (("authorization", f"Bearer {key}"),) for name, key in keys.items()}
+    async with (
+        _routers(tmp_path, one, two, api_keys_file=str(path)) as (here, there),
+        grpc.aio.insecure_channel(f"127.0.0.1:{there[0].port}") as channel,
+    ):
+        admin: Any = AdminStub(channel)
+        call = here[1].Generate(_asked("a"), metadata=as_["bob"])
+        await receive(call, until=_has(3))
+        source, target = (one, two) if one.num_live else (two, one)
+        moved = await admin.Migrate(admin_pb2.MigrateRequest(request_id="bob/a"), metadata=as_["alice"])
+        assert (moved.moved_from, moved.moved_to) == (source.address, target.address)
+        # An own request of this name would be alice's.
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await admin.Migrate(admin_pb2.MigrateRequest(request_id="a"), metadata=as_["alice"])
+        assert error.value.code() is grpc.StatusCode.NOT_FOUND
+        await target.wait_until(lambda each: each.num_live == 1)
+        source.draining = True
+        source.send_load()
+        async with asyncio.timeout(10):
+            while f"{source.address}: draining" not in here[0].readiness()[1]:  # noqa: ASYNC110 - nothing tells it
+                await asyncio.sleep(0.01)
+        await _park(here, target)
+        for name, request_id in (("alice", "bob/a"), ("bob", "a")):
+            explain = admin_pb2.ExplainRequest(request_id=request_id)
+            (timeline,) = (await admin.Explain(explain, metadata=as_[name])).timelines
+            assert (timeline.request_id, timeline.replica_id) == (request_id, "router")
+        # Another tenant learns nothing: the fake replicas do not answer Explain, and no router has such a request.
+        for request_id in ("bob/a", "a"):
+            explain = admin_pb2.ExplainRequest(request_id=request_id)
+            with pytest.raises(grpc.aio.AioRpcError) as error:
+                await admin.Explain(explain, metadata=as_["carol"])
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        call.cancel()
 
 
 @pytest.mark.parametrize("bring_about", [pytest.param(_nothing, id="running"), pytest.param(_drain, id="draining")])
