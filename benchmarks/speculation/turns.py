@@ -96,6 +96,8 @@ class Workbench:
                 engine.submit(group, prompts[index], self._sampling(workload, index))
             before = engine.times.total
             step = engine.step()
+            # None only while images are prepared, and there are none.
+            assert step.plan is not None
             if len(step.plan.chunks) == len(step.plan.drafts):
                 self.step_times[name][step.plan.num_tokens].append(engine.times.total - before)
             for sequence in step.sequences:

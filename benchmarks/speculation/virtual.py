@@ -90,7 +90,9 @@ class VirtualEngine:
             plan = self._core.schedule(self._now)
             assert plan is not None
             for new in plan.new_rows:
-                prompt, output = running[self._core.key_of(new.sequence)[0]]
+                key = self._core.key_of(new.sequence)
+                assert key is not None
+                prompt, output = running[key[0]]
                 self._rows[new.row] = _Row(new.sequence, output, len(prompt), new.num_computed_tokens)
             turn.num_resting += self._take_time(plan)
             turn.num_steps += 1

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from protos.inference_pb2 import Constraint, GenerateRequest, ModelInfo
-from router.errors import InvalidConstraint, MissingFeature
+from router.errors import InvalidConstraint, InvalidTools, MissingFeature
 from router.intake.outcomes import Outcome, Outcomes, Refusal
 from router.security.identity import caller_share
 from router.telemetry.metrics import RouterMetrics
@@ -37,6 +37,8 @@ _OVER_BOUND_SECONDS = 60.0
 # A larger message has a text that is too large, however it is divided.
 _MOST_BYTES = 2 * MAX_TEXT_BYTES
 _MOST_PROBLEM_CHARS = 2_000
+# The schemas of a chat's tools are tried for so long. All together have as many bytes as one constraint may.
+_MOST_TOOL_SECONDS = 2.0
 
 CompilerMaker = Callable[[ModelInfo], ConstraintCompiler]
 
@@ -229,3 +231,21 @@ def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *
     # The loop may be closed by the time that the last calls of a router end.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(function, *arguments)
+
+
+async def wrong_tool(
+    constraints: Constraints, schemas: dict[int, str], model: ModelInfo, error: InvalidConstraint
+) -> InvalidTools:
+    """Finds the tool whose schema keeps a chat's calls from being constrained.
+
+    schemas: by the places of their tools (parsing.grammar.enforced_schemas). error: of the constraint made of them.
+    """
+    until = time.monotonic() + _MOST_TOOL_SECONDS
+    for index, schema in schemas.items():
+        try:
+            await constraints.canonical(Constraint(json_schema=schema), model)
+        except InvalidConstraint as wrong:
+            return InvalidTools(wrong.problem, index)
+        if time.monotonic() > until:
+            break
+    return InvalidTools(f"no output can be made to follow them: {error.problem}")

@@ -19,7 +19,7 @@ from router.errors import (
 from router.intake import validation
 from router.intake.admission import Admission
 from router.intake.bans import ban, check_bans
-from router.intake.constraints import Constraints, check_constraint
+from router.intake.constraints import Constraints, check_constraint, wrong_tool
 from router.intake.live import LiveRequests
 from router.intake.media.asked import asked_items
 from router.intake.media.items import Items
@@ -27,7 +27,6 @@ from router.intake.media.store import Held
 from router.intake.outputs import Outputs, includes_reasoning
 from router.intake.prompts import Prompts
 from router.intake.thinking import check_enforced
-from router.intake.tool_schemas import wrong_tool
 from router.intake.validation import resolve_logprobs, resolve_sampling
 from router.parsing.grammar import enforced_schemas
 from router.replicas.dispatcher import Dispatcher

@@ -34,7 +34,8 @@ from scheduler.core.messages import (
 from scheduler.core.planner import Planner
 from scheduler.core.policies import ORDER_POLICIES, age_of
 from scheduler.core.results import Results, no_outputs
-from scheduler.core.snapshot import Snapshot, restore, save
+from scheduler.core.saved import Snapshot
+from scheduler.core.snapshot import restore, save
 from scheduler.core.speculation import Speculator
 from scheduler.core.state.request import Group, Sequence
 from scheduler.core.state.state import State

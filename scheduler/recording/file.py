@@ -17,12 +17,20 @@ from pathlib import Path
 import msgspec
 
 from runtime.wire import octavo_version
-from scheduler.core.snapshot import Snapshot
-from scheduler.recording.records import FORMAT_VERSION, READABLE_VERSIONS, AnyRecord, Call, Origin, RecordingError
+from scheduler.core.saved import Snapshot
+from scheduler.recording.records import (
+    FIRST_VERSION_WITH_TODAYS_DRAFTS,
+    FORMAT_VERSION,
+    READABLE_VERSIONS,
+    AnyRecord,
+    Call,
+    Origin,
+    RecordingError,
+)
 
 _MARK = b"octavo trace "
 FIRST_LINE = _MARK + b"%d\n" % FORMAT_VERSION
-_FIRST_LINES = {_MARK + b"%d\n" % version for version in READABLE_VERSIONS}
+_FIRST_LINES = {_MARK + b"%d\n" % version: version for version in READABLE_VERSIONS}
 # The record's length in bytes, a checksum of that length, and a checksum of the record. Without the first checksum, a
 # changed length would look like a file that was cut off.
 _HEAD = struct.Struct("<IHI")
@@ -55,13 +63,18 @@ class RecordingFile:
             raise RecordingError(f"{path} can't be read: {error.strerror}") from None
         try:
             self.size = os.fstat(self._file.fileno()).st_size
-            self._check_first_line()
+            version = self._check_first_line()
             records = self._read()
             origin, snapshot = next(records, None), next(records, None)
             if not isinstance(origin, Origin) or not isinstance(snapshot, Snapshot):
                 raise RecordingError(
                     f"{path} ends before its first snapshot: the scheduler that wrote it had no workers yet, or was "
                     "killed in its first second"
+                )
+            if version < FIRST_VERSION_WITH_TODAYS_DRAFTS and snapshot.settings.speculation is not None:
+                raise RecordingError(
+                    f"{path} is a trace of format {version} with speculative_config: how drafts are chosen has changed "
+                    "since, so replay it with the version that wrote it"
                 )
         except BaseException:
             self.close()
@@ -89,10 +102,11 @@ class RecordingFile:
                 raise RecordingError(f"{self.path} is damaged: a second beginning ends at byte {self.position}")
             yield record
 
-    def _check_first_line(self) -> None:
+    def _check_first_line(self) -> int:
+        """Returns the version of the format. Raises RecordingError."""
         line = self._file.readline(64)
-        if line in _FIRST_LINES:
-            return
+        if (known := _FIRST_LINES.get(line)) is not None:
+            return known
         if not self.size:
             raise RecordingError(f"{self.path} is empty: the scheduler that made it had no workers yet")
         version = line[len(_MARK) :].strip()

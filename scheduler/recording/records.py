@@ -11,7 +11,7 @@ import numpy as np
 
 from runtime.block_hashes import token_bytes
 from scheduler.core.messages import GroupRequest, Plan, PlannedRow, Result, StepCosts
-from scheduler.core.snapshot import Snapshot
+from scheduler.core.saved import Snapshot
 
 
 class RecordingError(ValueError):
@@ -24,6 +24,8 @@ FORMAT_VERSION = 6
 # Read as well: no request of format 2 has a rule about repetitions, none of format 3 a constraint, no core of format 4
 # has drafters, and no request of format 5 has items.
 READABLE_VERSIONS = (2, 3, 4, 5, FORMAT_VERSION)
+# Drafters of earlier formats chose by other rules.
+FIRST_VERSION_WITH_TODAYS_DRAFTS = 6
 
 # Far more than fit into any machine, but few enough to replay safely.
 _BlockCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 26)]

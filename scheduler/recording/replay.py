@@ -7,7 +7,8 @@ from pathlib import Path
 
 from scheduler.core.core import Core
 from scheduler.core.messages import GroupRequest, Plan, SequenceEnd, Timeline
-from scheduler.core.snapshot import Snapshot, check_sizes
+from scheduler.core.saved import Snapshot
+from scheduler.core.snapshot import check_sizes
 from scheduler.recording.differences import Differing, describe, differing_plans, differing_values
 from scheduler.recording.file import RecordingFile
 from scheduler.recording.records import (

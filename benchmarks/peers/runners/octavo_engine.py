@@ -35,6 +35,8 @@ class Load:
         computed = tokens = 0
         while self._engine.has_work:
             step = self._engine.step()
+            # None only while images are prepared, and there are none.
+            assert step.plan is not None
             computed += step.plan.num_tokens
             tokens += sum(len(sequence.token_ids) for sequence in step.sequences)
         # The last token of each request is sampled but not computed.

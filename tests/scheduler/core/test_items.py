@@ -15,7 +15,7 @@ def span(index: int, first_token: int, num_tokens: int = 4) -> ItemSpan:
 class ItemDriver(CoreDriver):
     """Passes items on to the worker. Those that it prepares by itself are told before each step."""
 
-    def __init__(self, *, size: int = 20, prepares: bool = True, **changes: object) -> None:
+    def __init__(self, *, size: int = 20, prepares: bool = True, **changes: Any) -> None:
         settings: dict[str, Any] = {"encoder_cache_size": size, "max_num_encoder_input_tokens": 8}
         super().__init__(**(settings | changes))
         self.prepares = prepares

@@ -11,6 +11,7 @@ from random import Random
 import msgspec
 import pytest
 
+from scheduler.core.messages import Speculation
 from scheduler.recording.file import FIRST_LINE, RecordingFile, RecordingWriter, frame, recording_path
 from scheduler.recording.records import RecordingError
 from scheduler.recording.replay import replay
@@ -109,6 +110,16 @@ def test_what_is_not_a_trace_of_this_version_is_told_so(tmp_path: Path, content:
     path = tmp_path / "other"
     path.write_bytes(content)
     with pytest.raises(RecordingError, match=words):
+        replay([path])
+
+
+def test_an_older_trace_with_drafters_is_not_compared_by_todays_rules(tmp_path: Path, trace: Path):
+    with RecordingFile(trace) as file:
+        origin, snapshot = file.origin, file.snapshot
+    settings = dataclasses.replace(snapshot.settings, speculation=Speculation(drafters=("suffix",)))
+    path = tmp_path / "old.trace"
+    path.write_bytes(b"octavo trace 5\n" + frame(origin) + frame(msgspec.structs.replace(snapshot, settings=settings)))
+    with pytest.raises(RecordingError, match="format 5 with speculative_config: how drafts are chosen has changed"):
         replay([path])
 
 

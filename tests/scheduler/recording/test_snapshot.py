@@ -29,7 +29,7 @@ from scheduler.core.messages import (
     StopRules,
     WantedItem,
 )
-from scheduler.core.snapshot import Snapshot
+from scheduler.core.saved import Snapshot
 from scheduler.recording.records import plan_record
 from tests.properties.walk import walk
 from tests.properties.workloads import SPECULATIONS
