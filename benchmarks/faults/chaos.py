@@ -5,6 +5,7 @@
     python -m benchmarks.faults.chaos --structured --streams 100 --kills 12
     python -m benchmarks.faults.chaos --speculation --streams 200 --kills 8
     python -m benchmarks.faults.chaos --speculation workers --streams 200 --kills 6
+    python -m benchmarks.faults.chaos --images --streams 60 --kills 6
     python -m benchmarks.faults.chaos --grey --streams 300 --times 10 --tokens 30
     python -m benchmarks.faults.chaos --grey --kinds stop-worker,clock --times 2 --results FILE
 
@@ -24,6 +25,10 @@ With --speculation the replicas draft in different ways, one from n-grams, one f
 one by the model itself in 4 bits, one by an EAGLE-3 head of random weights. Streams are of all kinds,
 a third of them gives back a text; few KV blocks are there. The undisturbed streams ask for no drafts.
 
+With --images each stream has one to three images between texts, some of them images of other streams, too. The model
+is a tiny Qwen2.5-VL with random weights, which needs transformers to be written. Few KV blocks are there, and the
+encoder's cache holds few images.
+
 With --grey the faults kill nothing: processes are stopped, slow, or out of disk, descriptors, memory or time, and the
 network between them, tcp through relays, is broken. Each kind is injected so many times; then all its streams are
 compared. All kinds ten times take an hour or more; --results continues where an earlier run ended. Exits with 1 also if
@@ -38,7 +43,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.cluster import Cluster, Kind
@@ -46,14 +53,15 @@ from benchmarks.faults.command import FLAGS, NUM_STAGES, Plain, Say, add_argumen
 from benchmarks.faults.crowd import Crowd, Difference, Outcome, Plan, differences, make_plans
 from benchmarks.faults.grey.command import add_grey_arguments, run_grey
 from benchmarks.faults.kills import Kill, Killer, Mover, choose_kinds, choose_victims
-from benchmarks.faults.speculation.plans import (
+from benchmarks.faults.streams.images import image_cluster, make_image_plans
+from benchmarks.faults.streams.speculation.plans import (
     DRAFTERS,
     command,
     make_speculated_plans,
     without_speculation,
 )
-from benchmarks.faults.structured import plans as structured
-from benchmarks.faults.structured.checks import breaches
+from benchmarks.faults.streams.structured import plans as structured
+from benchmarks.faults.streams.structured.checks import breaches
 from octavo.client.admin import Admin
 from octavo.client.results import FinishReason
 
@@ -237,7 +245,9 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=300)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument(
-        "--tokens", type=int, help="tokens of a choice, on average; with --structured, at most; default: 80, or 200"
+        "--tokens",
+        type=int,
+        help="tokens of a choice, on average; with --structured, at most; default: 80, 200, or 300 with --images",
     )
     parser.add_argument("--structured", action="store_true", help="constrained and tool-calling streams")
     parser.add_argument(
@@ -247,6 +257,7 @@ def main() -> int:
         choices=DRAFTERS,
         help="replicas that draft in different ways; who drafts; default: %(const)s",
     )
+    parser.add_argument("--images", action="store_true", help="streams with images, of a tiny Qwen2.5-VL")
     parser.add_argument("--stages", type=int, default=NUM_STAGES, help="pipeline stages of a replica")
     add_arguments(parser, seed_of="streams and faults")
     add_grey_arguments(parser)
@@ -264,6 +275,9 @@ def main() -> int:
         if arguments.speculation:
             plans = make_speculated_plans(count, seed, mean_tokens=tokens or 80)
             return run_chaos(site.cluster, plans, kills, seed, say=say, check=breaches, reference=without_speculation)
+        if arguments.images:
+            plans = make_image_plans(count, seed, mean_tokens=tokens or 300)
+            return run_chaos(site.cluster, plans, kills, seed, say=say)
         if not arguments.structured:
             plans = make_plans(count, seed, mean_tokens=tokens or 80)
             return run_chaos(site.cluster, plans, kills, seed, say=say)
@@ -272,9 +286,15 @@ def main() -> int:
 
     flags = structured.FLAGS if arguments.structured or arguments.speculation else FLAGS
     more = {"command": command(arguments.speculation)} if arguments.speculation else {}
+
+    def stand(directory: Path) -> AbstractContextManager[Plain]:
+        if arguments.images:
+            return image_cluster(directory, num_stages=arguments.stages)
+        return plain(directory, *flags, num_stages=arguments.stages, **more)
+
     return run_command(
         arguments,
-        lambda directory: plain(directory, *flags, num_stages=arguments.stages, **more),
+        stand,
         run,
         as_json=asdict,
         summary=summary,

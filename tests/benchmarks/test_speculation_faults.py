@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.speculation.plans import make_speculated_plans, without_speculation
-from benchmarks.faults.speculation.up import configs_of, different_processes
+from benchmarks.faults.streams.speculation.plans import make_speculated_plans, without_speculation
+from benchmarks.faults.streams.speculation.up import configs_of, different_processes
 from configs.flags import parse_flags
 from configs.load import load_options
 from configs.options import Options

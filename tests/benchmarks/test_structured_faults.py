@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.faults.crowd import Outcome, Plan, differences
-from benchmarks.faults.structured.checks import breaches
-from benchmarks.faults.structured.plans import make_structured_plans
+from benchmarks.faults.streams.structured.checks import breaches
+from benchmarks.faults.streams.structured.plans import make_structured_plans
 from octavo.client.requests import generate_request
 from octavo.client.results import Choice, FinishReason, Generation, Usage
 from octavo.client.tools import ToolCall

@@ -25,8 +25,8 @@ from benchmarks.faults.crowd import make_plans
 from benchmarks.faults.kills import choose_kinds
 from benchmarks.faults.soak import SOAK_FLAGS, run_soak
 from benchmarks.faults.soak import summary as soak_summary
-from benchmarks.faults.structured.checks import breaches
-from benchmarks.faults.structured.plans import TOOL_FLAGS, make_structured_plans
+from benchmarks.faults.streams.structured.checks import breaches
+from benchmarks.faults.streams.structured.plans import TOOL_FLAGS, make_structured_plans
 from tests.support.ports import free_ports
 
 NUM_STREAMS, NUM_TOKENS, SEED = 24, 24, 3

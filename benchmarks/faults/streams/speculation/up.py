@@ -1,6 +1,6 @@
 """`octavo`, with replicas that draft in different ways: replica 0 has the first method, replica 1 the second.
 
-    python -m benchmarks.faults.speculation.up DRAFTERS up --model=...
+    python -m benchmarks.faults.streams.speculation.up DRAFTERS up --model=...
 
 The replicas of one `octavo up` have the same options, but those of a cluster that is being changed may differ.
 """
@@ -52,7 +52,8 @@ def different_processes(configs: Sequence[dict[str, Any]]) -> Callable[..., list
                 command = (*command, "--speculative-config", json.dumps(own))
             if spec.stage is Stage.SCHEDULER:
                 command = tuple(
-                    "benchmarks.faults.speculation.scheduler" if part == "scheduler" else part for part in command
+                    "benchmarks.faults.streams.speculation.scheduler" if part == "scheduler" else part
+                    for part in command
                 )
             specs.append(replace(spec, command=command))
         return specs

@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 from benchmarks.faults.crowd import Plan, make_plans
-from benchmarks.faults.structured.plans import make_structured_plans
+from benchmarks.faults.streams.structured.plans import make_structured_plans
 from benchmarks.speculation.workloads import workloads
 
 # Who drafts: the schedulers from tokens, or their workers by a draft model and a head.
@@ -14,7 +14,7 @@ DRAFTERS = ("scheduler", "workers")
 
 
 def command(drafters: str) -> tuple[str, ...]:
-    return (sys.executable, "-m", "benchmarks.faults.speculation.up", drafters)
+    return (sys.executable, "-m", "benchmarks.faults.streams.speculation.up", drafters)
 
 
 def make_speculated_plans(count: int, seed: int, *, mean_tokens: int) -> list[Plan]:
