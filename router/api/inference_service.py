@@ -82,21 +82,24 @@ class InferenceService(InferenceServicer):
         self, request: pb.GenerateRequest, context: Context
     ) -> AsyncIterator[tuple[Stream, Outbox | Reader[pb.GenerateResponse]]]:
         request.request_id = request.request_id or uuid.uuid4().hex
-        async with contextlib.AsyncExitStack() as open_until_end:
-            await open_until_end.enter_async_context(grpc_errors(context, request.request_id))
+        async with grpc_errors(context, request.request_id):
             timeout = self._attachments.timeout_of(request)
-            if timeout:
-                opening = self._attachments.begin(request, timeout)
-                # It may be large, and the stream may last.
-                del request
-                stream, reader = await open_until_end.enter_async_context(opening)
-            else:
-                opening = self._intake.open(request, context.time_remaining())
-                del request
-                stream = await open_until_end.enter_async_context(opening)
-                reader = stream.outbox
-            with bounded_reading(reader):
-                yield stream, reader
+            opening = (
+                self._attachments.begin(request, timeout)
+                if timeout
+                else _with_outbox(self._intake.open(request, context.time_remaining()))
+            )
+            # It may be large, and the stream may last.
+            del request
+            async with opening as (stream, reader):
+                with bounded_reading(reader):
+                    yield stream, reader
+
+
+@contextlib.asynccontextmanager
+async def _with_outbox(opening: contextlib.AbstractAsyncContextManager[Stream]) -> AsyncIterator[tuple[Stream, Outbox]]:
+    async with opening as stream:
+        yield stream, stream.outbox
 
 
 async def _pass_on(reader: Outbox | Reader[pb.GenerateResponse], context: Context) -> None:
