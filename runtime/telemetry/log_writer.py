@@ -30,7 +30,8 @@ class LogWriter:
         """Starts with an empty queue; in a forked child, whose parent writes what it had queued."""
         # Its lock is reentrant: a finalizer that logs may run in the middle of `put`.
         self._changed = threading.Condition()
-        self._lines: deque[bytes] = deque()
+        # Each with the number of missing lines that it reports: 0 for a line that was put.
+        self._lines: deque[tuple[bytes, int]] = deque()
         self._num_bytes = 0
         # Dropped since the last line that says so.
         self._num_missing = 0
@@ -59,41 +60,46 @@ class LogWriter:
         with self._changed:
             return self._changed.wait_for(lambda: not self._lines and not self._is_writing, seconds)
 
-    def _append(self, data: bytes) -> None:
-        self._lines.append(data)
+    def _append(self, data: bytes, num_reported: int = 0) -> None:
+        self._lines.append((data, num_reported))
         self._num_bytes += len(data)
 
     def _report_missing(self) -> None:
         if self._num_missing:
             number, self._num_missing = self._num_missing, 0
-            self._append(self._missing(number).encode(errors="backslashreplace"))
+            self._append(self._missing(number).encode(errors="backslashreplace"), number)
 
     def _run(self) -> None:
         while True:
-            batch, num_lines = self._take()
+            batch, num_lines, num_reported = self._take()
             is_written = self._write(batch)
             with self._changed:
                 self._is_writing, self._has_failed = False, not is_written
                 if not is_written:
                     self.num_dropped += num_lines
-                    self._num_missing += num_lines
+                    # A report that was not written is made again; it is not a line that is missing.
+                    self._num_missing += num_lines + num_reported
                 self._changed.notify_all()
 
-    def _take(self) -> tuple[bytes, int]:
-        """Waits for lines, and takes the first ones from the queue. Returns them and their number."""
+    def _take(self) -> tuple[bytes, int, int]:
+        """Waits for lines, and takes the first ones from the queue. Returns them, their number without reports, and how
+        many lines these report."""
         with self._changed:
             while not self._lines:
                 if self._num_missing and not self._has_failed:
                     self._report_missing()
                 else:
                     self._changed.wait()
-            batch, size = list[bytes](), 0
-            while self._lines and (not batch or size + len(self._lines[0]) <= _BATCH_BYTES):
-                batch.append(self._lines.popleft())
-                size += len(batch[-1])
+            batch, size, num_lines, num_reported = list[bytes](), 0, 0, 0
+            while self._lines and (not batch or size + len(self._lines[0][0]) <= _BATCH_BYTES):
+                data, number = self._lines.popleft()
+                batch.append(data)
+                size += len(data)
+                num_lines += number == 0
+                num_reported += number
             self._num_bytes -= size
             self._is_writing = True
-            return b"".join(batch), len(batch)
+            return b"".join(batch), num_lines, num_reported
 
     def _write(self, data: bytes) -> bool:
         """Writes all, however long that takes. False if the descriptor refuses it: closed, or a full disk.

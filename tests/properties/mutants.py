@@ -366,7 +366,7 @@ MUTANTS = [
     ),
     _mutant(
         "host-block-leaked", "core.state.state",
-        "        self.release_host_blocks(sequence)\n        sequence.finish()", "        sequence.finish()",
+        "        self.release_host_blocks(sequence)\n        if group.items:", "        if group.items:",
         "a sequence cancelled while swapped out leaks its host blocks", **_SWAP,
     ),
 ]  # fmt: skip

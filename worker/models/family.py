@@ -5,20 +5,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from configs.groups.media import ProcessorOptions
 from kernels.backend import Backend
-from runtime.media.recipes.recipe import Recipe
-from worker.encoders.encoder import Encoder
 from worker.model_config import ExpertsConfig, ModelConfig
 from worker.models.decoder import Decoder
 from worker.weights.reader import Shape, WeightReader
 
 if TYPE_CHECKING:
+    # Imported for their types alone: GPU benchmarks run models where pydantic and protobuf are not installed.
+    from configs.groups.media import ProcessorOptions
+    from runtime.media.recipes.recipe import Recipe
+    from worker.encoders.encoder import Encoder
     from worker.weights.safetensors_files import SafetensorsFiles
 
 # Makes a recipe from config.json, the model's directory, and a function that returns the token ids of a text. Raises
 # ValueError.
-MakeRecipe = Callable[[Mapping[str, Any], Path, Callable[[str], Sequence[int]]], Recipe]
+MakeRecipe = Callable[[Mapping[str, Any], Path, Callable[[str], Sequence[int]]], "Recipe"]
 
 
 class MakeEncoder(Protocol):
@@ -33,11 +34,11 @@ class MakeEncoder(Protocol):
         self,
         raw: Mapping[str, Any],
         directory: Path,
-        recipe: Recipe,
+        recipe: "Recipe",
         reader: WeightReader,
         backend: Backend,
-        options: ProcessorOptions,
-    ) -> Encoder: ...
+        options: "ProcessorOptions",
+    ) -> "Encoder": ...
 
 
 def _open_safetensors(directory: Path) -> "SafetensorsFiles":

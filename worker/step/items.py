@@ -6,12 +6,16 @@ axes (time, height, width), P tokens of a prompt.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from protos import step_pb2
 from runtime.media.positions import mrope_positions
 from worker.errors import PlanError
+
+if TYPE_CHECKING:
+    # Imported for its types alone: GPU benchmarks run where protobuf is not installed.
+    from protos import step_pb2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +48,7 @@ class StepItems:
 class _RowItems:
     """The items of one row's prompt."""
 
-    def __init__(self, new: step_pb2.NewRow, prompt: np.ndarray, tokens: ItemTokens) -> None:
+    def __init__(self, new: "step_pb2.NewRow", prompt: np.ndarray, tokens: ItemTokens) -> None:
         """Raises PlanError for items that do not fit the prompt."""
         self._numbers: list[int] = []
         # Where each item's tokens begin in embedded_M, and the end of the last one.
@@ -98,7 +102,7 @@ class ItemRows:
     def has_any(self) -> bool:
         return bool(self._rows)
 
-    def fill(self, new: step_pb2.NewRow, prompt: np.ndarray) -> None:
+    def fill(self, new: "step_pb2.NewRow", prompt: np.ndarray) -> None:
         """Notes a new row. Raises PlanError."""
         row = _RowItems(new, prompt, self.tokens)
         self._rows[new.row] = row
