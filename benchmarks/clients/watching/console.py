@@ -24,7 +24,7 @@ _META = "document.querySelector('.log article:last-child .meta')?.textContent ??
 _IDLE = "document.querySelector('button.primary') && !document.querySelector('button.primary').disabled"
 _LINK = "document.getElementById('link').textContent"
 _OVERFLOW = "document.documentElement.scrollWidth > innerWidth"
-# What a model might be made to write.
+# Texts that a model might be made to write.
 _HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>\u202eabc\u001b[31mred\u0000 "
 _LONG_LINE = 1_000_000
 
