@@ -65,11 +65,17 @@ class Report:
         torch.testing.assert_close(out.double(), expected.double().to(out.device), rtol=rtol, atol=atol)
         self.rows.append({"op": op, "case": case, "checked": True})
 
-    def milliseconds(self, call: Callable[[], object]) -> float:
-        """Median time of repeated calls with a cold L2; toy mode calls once and returns NaN."""
+    def milliseconds(self, call: Callable[[], object], *, by_graph: bool = True) -> float:
+        """Median time of a call on the device, with a cold L2; toy mode calls once and returns NaN.
+
+        by_graph: calls are captured in a CUDA graph, since launching them from Python can take longer than they do; a
+        call that waits for the device, or copies between it and the host, cannot be captured.
+        """
         if self.toy:
             call()
             return float("nan")
+        if by_graph:
+            return _graph_milliseconds(call)
         return float(triton.testing.do_bench(call, warmup=10, rep=60, return_mode="median"))  # pyright: ignore[reportArgumentType]
 
     def row(self, op: str, case: str, way: str, milliseconds: float, **figures: float) -> None:
@@ -104,6 +110,49 @@ class Report:
 
     def table(self) -> str:
         return "\n".join(_line(row) for row in self.rows if "checked" not in row)
+
+
+# Twice the L2 of an H200: writing as much replaces whatever is in it.
+_FLUSHED_BYTES = 128 << 20
+# Time of the calls in one graph, and how often it is replayed.
+_GRAPH_MILLISECONDS, _MOST_CALLS, _REPLAYS = 4.0, 20, 7
+
+
+def _graph_milliseconds(call: Callable[[], object]) -> float:
+    """The median of replays of a graph of calls, each behind a write that flushes L2, less that of the writes alone."""
+    flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()  # Compiles.
+        once = _event_milliseconds(call)
+        count = max(1, min(_MOST_CALLS, int(_GRAPH_MILLISECONDS / max(once, 1e-3))))
+
+        def flush_and_call() -> None:
+            flushed.zero_()
+            call()
+
+        both, writes = (_captured(body, count) for body in (flush_and_call, flushed.zero_))
+        times = sorted(_event_milliseconds(both.replay) - _event_milliseconds(writes.replay) for _ in range(_REPLAYS))
+    torch.cuda.current_stream().wait_stream(stream)
+    return times[_REPLAYS // 2] / count
+
+
+def _captured(body: Callable[[], object], count: int) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        for _ in range(count):
+            body()
+    return graph
+
+
+def _event_milliseconds(call: Callable[[], object]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end)
 
 
 def _line(row: dict[str, Any]) -> str:

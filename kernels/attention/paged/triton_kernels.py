@@ -10,6 +10,8 @@ import triton.language as tl
 from kernels.attention.triton_schedule import PARTIALS, PREFILL, first_token
 from kernels.attention.triton_softmax import (
     NOTHING,
+    SHRUNK,
+    as_float16,
     attend_tile,
     before_any,
     find_row,
@@ -66,6 +68,9 @@ def decode_kernel(
 
         q_tile = load_lanes(q, first_query, lane_query, lane_head, active, q_stride, D, D_PADDED)
         key_factor = factor * load_scale(k_scale, kv_head, SCALE_PER_HEAD)
+        if cache.dtype.element_ty == tl.float8e4nv and q.dtype.element_ty == tl.bfloat16:
+            q_tile = as_float16(q_tile)
+            key_factor *= SHRUNK
         all_m, all_w = before_any(sinks, lane_head, active, LANES)
         all_acc = tl.zeros((LANES, D_PADDED), tl.float32)
         m, w = tl.full((LANES,), NOTHING, tl.float32), tl.zeros((LANES,), tl.float32)
@@ -132,6 +137,9 @@ def prefill_kernel(
 
         q_tile = load_lanes(q, first_query, lane_query, lane_head, active, q_stride, D, D_PADDED)
         key_factor = factor * load_scale(k_scale, kv_head, SCALE_PER_HEAD)
+        if cache.dtype.element_ty == tl.float8e4nv and q.dtype.element_ty == tl.bfloat16:
+            q_tile = as_float16(q_tile)
+            key_factor *= SHRUNK
         m, w = before_any(sinks, lane_head, active, LANES)
         acc = tl.zeros((LANES, D_PADDED), tl.float32)
         table = table_of(block_tables, table_rows, row, table_stride)

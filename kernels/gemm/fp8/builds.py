@@ -22,7 +22,7 @@ def shipped() -> list[KernelBuild]:
     builds = [
         _gemm(f"{scales}-{M}-rows", default_tile(M, 1 << 20, _K, 132), blockwise=scales == "block")
         for scales in ("block", "channel")
-        for M in (16, 32, 128, 4096)
+        for M in (16, 128, 4096)
     ]
     wide = Tile(block_m=128, block_n=128, block_k=128, group_m=16, num_warps=8, num_stages=3)
     few, split = default_tile(16, 1 << 20, _K, 132), default_tile(16, _N, _K, 132)

@@ -12,7 +12,9 @@ GROUP = 128
 
 def scale_of(amax: torch.Tensor, *, power_of_two: bool = False) -> torch.Tensor:
     """float32 scales of groups from their largest |x|; NaN where that is not finite (amax must propagate NaN)."""
-    scale = amax.float().clamp_min(MIN_AMAX) / E4M3_MAX
+    amax = amax.float().clamp_min(MIN_AMAX)
+    # By a tensor: on a GPU, torch multiplies by the rounded reciprocal of a number.
+    scale = amax / torch.full_like(amax, E4M3_MAX)
     if power_of_two:
         mantissa, exponent = torch.frexp(scale)
         scale = torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).int())

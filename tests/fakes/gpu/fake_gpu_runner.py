@@ -3,7 +3,7 @@
 from protos import inference_pb2
 from tests.fakes.fake_model import VOCAB_SIZE, fake_config
 from tests.fakes.gpu.gpu_model import FakeGpuModel, fake_kv_cache
-from worker.device.device import InterpretedDevice
+from tests.support.gpu.gpu import gpu_device
 from worker.gpu.engine import GpuEngine
 from worker.gpu.runner import GpuRunner
 from worker.gpu.swap import GpuSwapSpace
@@ -27,7 +27,7 @@ def fake_gpu_runner(
     info = inference_pb2.ModelInfo(
         name="fake", max_model_len=max_model_len, vocab_size=VOCAB_SIZE, block_size=block_size, num_blocks=num_blocks
     )
-    device, kv_cache = InterpretedDevice(), fake_kv_cache(num_blocks=num_blocks + 1, block_size=block_size)
+    device, kv_cache = gpu_device(), fake_kv_cache(num_blocks=num_blocks + 1, block_size=block_size)
     engine = GpuEngine(
         FakeGpuModel(),
         kv_cache,

@@ -6,12 +6,13 @@ import torch
 from kernels.backend import Backend, gpu_backend
 from kernels.linear.residual import Residual
 from tests.fakes.fake_model import context_hash, fake_config, hidden_logits
+from tests.support.gpu.gpu import DEVICE
 from worker.layers.forward_context import Pieces
 from worker.layers.kv_cache import KVCache
 from worker.parallel.groups import Groups
 from worker.step.batch import GpuBatch
 
-PATH = gpu_backend(torch.float32, torch.device("cpu"))
+PATH = gpu_backend(torch.float32, torch.device(DEVICE))
 
 
 def fake_kv_cache(*, num_blocks: int = 64, block_size: int = 8) -> KVCache:
@@ -46,7 +47,7 @@ class FakeGpuModel:
         cache_NB2[slots // block_size, slots % block_size] = tokens_and_positions
         hidden = torch.zeros(batch.num_tokens, 2, dtype=torch.float64)
         for i, row in enumerate(batch.rows_S.tolist()):
-            positions = torch.arange(contexts[i])
+            positions = torch.arange(contexts[i], device=DEVICE)
             blocks = batch.block_tables_RB[row, positions // block_size].long()
             context = cache_NB2[blocks, positions % block_size]
             assert context[:, 1].tolist() == positions.tolist(), "the cache does not hold the context"
@@ -55,10 +56,11 @@ class FakeGpuModel:
             for query in range(num_queries):
                 length = contexts[i] - num_queries + query + 1
                 hidden[starts[i] + query] = torch.tensor(context_hash(context[:length, 0].long().tolist()))
+        hidden = hidden.to(DEVICE)
         return Residual(hidden, hidden)
 
     def logits(self, hidden: Residual, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(hidden_logits(hidden.x_TE))
+        return out.copy_(hidden_logits(hidden.x_TE.cpu()))
 
     def write_part_of_logits(self, hidden: Residual, out_SP: torch.Tensor) -> None:
         raise AssertionError("the vocabulary is not divided")

@@ -57,14 +57,16 @@ def test_batch_invariant_never_takes_scaled_mm() -> None:
 
 def test_default_tiles_grow_with_the_batch() -> None:
     tiles = [default_tile(M, 16384, 7168, 132) for M in (1, 16, 17, 32, 33, 128, 129, 8192)]
-    assert [tile.block_m for tile in tiles] == [16, 16, 32, 32, 64, 64, 64, 64]
-    assert [tile.block_n for tile in tiles] == [32, 32, 64, 64, 64, 64, 128, 128]
+    assert [tile.block_m for tile in tiles] == [16, 16, 64, 64, 64, 64, 64, 64]
+    assert [tile.block_n for tile in tiles] == [64, 64, 128, 128, 128, 128, 128, 128]
 
 
 def test_k_is_split_while_programs_are_few_and_parts_long() -> None:
     tile = Tile(block_m=16, block_n=32, block_k=128)
     split = {(N, K): with_parts_of_k(tile, 1, N, K, 132).split_k for N, K in
              ((1024, 8192), (4096, 4096), (8192, 8192), (1024, 2047), (1024, 1 << 20))}  # fmt: skip
-    # 32 programs: 8 parts make 256. 128 programs: 2 parts. 256: already more than one per SM. Parts below 1024 do not
+    # At most 528 programs. 32 programs: 8 parts make 256. 128 programs: 4 parts. 256: 2 parts. Parts below 1024 do not
     # pay.
-    assert split == {(1024, 8192): 8, (4096, 4096): 2, (8192, 8192): 1, (1024, 2047): 1, (1024, 1 << 20): 8}
+    assert split == {(1024, 8192): 8, (4096, 4096): 4, (8192, 8192): 2, (1024, 2047): 1, (1024, 1 << 20): 8}
+    # At most 264 with more rows.
+    assert with_parts_of_k(dataclasses.replace(tile, block_m=64), 64, 4096, 4096, 132).split_k == 2

@@ -85,6 +85,9 @@ def assert_close(y: torch.Tensor, of: Arguments, bias: torch.Tensor | None = Non
     expected = of.expected(bias)
     rounding = {torch.float32: 2**-24, torch.float16: 2**-11, torch.bfloat16: 2**-8}[y.dtype]
     bound = (sizes + expected.abs()) * (of.x.shape[1] + 4) * 2**-23 + expected.abs() * rounding
+    if DEVICE == "cuda":
+        # wgmma, which tiles of 64 rows and more take, keeps some 14 bits of a sum of up to 128 products.
+        bound += sizes * 2**-13
     if y.dtype is torch.float16:
         # Subnormal float16 numbers.
         bound += 2**-24
@@ -234,10 +237,10 @@ def by_scaled_mm(of: Arguments, device: str, *, out_dtype: torch.dtype, blockwis
 
 @pytest.mark.parametrize("scales", ["tensor", "channel", "token-tensor", "tensor-channel"])
 def test_scaled_mm_gets_its_scales_right(scales: str) -> None:
-    """torch computes these layouts on a CPU, too. It adds in float32, in its own order."""
+    """torch computes these layouts on a CPU, too, from 2.13 on. It adds in float32, in its own order."""
     given = arguments((8, 32, 64), scales)
-    y = by_scaled_mm(given, "cpu", out_dtype=torch.float32, blockwise=False)
-    assert_close(y.to(DEVICE), given)
+    y = by_scaled_mm(given, DEVICE, out_dtype=torch.float32 if DEVICE == "cpu" else torch.bfloat16, blockwise=False)
+    assert_close(y, given)
 
 
 @pytest.mark.parametrize("groups", [1, 3, 4])

@@ -11,8 +11,9 @@ from protos.inference_pb2 import SamplingParams
 from tests.fakes.fake_model import VOCAB_SIZE
 from tests.fakes.fake_runner import fake_runner
 from tests.fakes.gpu.gpu_model import FakeGpuModel, fake_kv_cache
+from tests.support.gpu.gpu import gpu_device
 from tests.support.scheduler.steps import decodes, said
-from worker.device.device import Device, InterpretedDevice
+from worker.device.device import Device
 from worker.gpu.engine import GpuEngine
 from worker.gpu.executor import StepGraphs
 from worker.gpu.pending import PendingStep
@@ -96,7 +97,7 @@ class EngineRun:
         self.engine = GpuEngine(
             self.model,
             self.kv_cache,
-            device or InterpretedDevice(),
+            device or gpu_device(),
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,

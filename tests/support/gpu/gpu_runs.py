@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kernels.backend import Backend
+from tests.support.gpu.gpu import DEVICE
 from worker.gpu.executor import GpuExecutor
 from worker.layers.kv_cache import KVCache
 from worker.models.decoder import Model
@@ -17,7 +18,8 @@ class DictReader:
     """A WeightReader over a state dict."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
-        self._tensors, self._dtype = tensors, dtype
+        self._tensors = {name: tensor.to(DEVICE) for name, tensor in tensors.items()}
+        self._dtype = dtype
 
     def __call__(self, name: str) -> torch.Tensor:
         return self._tensors[name].to(self._dtype)

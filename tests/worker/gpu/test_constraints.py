@@ -10,10 +10,10 @@ from scheduler.core.messages import FinishReason
 from tests.fakes.fake_model import POISON, VOCAB_SIZE
 from tests.fakes.fake_runner import fake_runner
 from tests.fakes.gpu.gpu_model import FakeGpuModel, fake_kv_cache
+from tests.support.gpu.gpu import gpu_device
 from tests.support.scheduler.generate import Asked, Generated, generate
 from tests.support.text_choices import FEW_TOKENS, choice, texts_grammars
 from tests.worker.step.test_masks import EOS, LONG, PLAIN, TEXTS, THINKING, settings
-from worker.device.device import InterpretedDevice
 from worker.errors import PlanError
 from worker.gpu.engine import GpuEngine
 from worker.gpu.runner import GpuRunner
@@ -38,7 +38,7 @@ REQUESTS = [
 
 
 def gpu_runner(max_steps_in_flight: int) -> GpuRunner:
-    device, kv_cache = InterpretedDevice(), fake_kv_cache(num_blocks=65)
+    device, kv_cache = gpu_device(), fake_kv_cache(num_blocks=65)
     sizes: dict[str, Any] = {
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,

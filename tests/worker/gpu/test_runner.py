@@ -11,8 +11,8 @@ from protos import inference_pb2, step_pb2
 from protos.inference_pb2 import SamplingParams
 from tests.fakes.fake_model import VOCAB_SIZE, fake_config
 from tests.fakes.gpu.gpu_engine import HeldEngine
+from tests.support.gpu.gpu import gpu_device
 from tests.support.scheduler.steps import decodes, said
-from worker.device.device import InterpretedDevice
 from worker.errors import PlanError
 from worker.gpu.runner import GpuResult, GpuRunner
 from worker.gpu.swap import GpuSwapSpace
@@ -38,7 +38,7 @@ def runner(engine: HeldEngine) -> GpuRunner:
         max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128, block_size=8, num_blocks=32,
         vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({2}),
     )  # fmt: skip
-    device = InterpretedDevice()
+    device = gpu_device()
     path = gpu_backend(torch.float32, device.torch_device)
     kv_cache = KVCache(fake_config(), num_blocks=33, block_size=8, backend=path)
     return GpuRunner(

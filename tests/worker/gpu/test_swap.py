@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.fakes.gpu.gpu_model import fake_kv_cache
-from worker.device.device import InterpretedDevice
+from tests.support.gpu.gpu import gpu_device
 from worker.gpu import swap
 from worker.gpu.swap import GpuSwapSpace
 from worker.step.rows import PlannedSwaps
@@ -29,7 +29,7 @@ def test_out_comes_before_in_whatever_the_order_of_blocks() -> None:
     [layer] = kv_cache.layers
     for block in (1, 2, 3):
         layer[block] = block
-    space = GpuSwapSpace(kv_cache, InterpretedDevice(), 3)
+    space = GpuSwapSpace(kv_cache, gpu_device(), 3)
     space.apply(swaps(out=[(1, 2), (2, 0), (3, 1)], back=[(2, 3), (0, 1), (1, 2)]), NO_BLOCKS)
     assert [set(layer[block].unique().tolist()) for block in (1, 2, 3)] == [{2}, {3}, {1}]
 
@@ -77,7 +77,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> RecordingSwap:
 
 
 def test_steps_wait_for_what_comes_in_and_for_what_they_overwrite(recorded: RecordingSwap) -> None:
-    space = GpuSwapSpace(fake_kv_cache(), InterpretedDevice(), 8)
+    space = GpuSwapSpace(fake_kv_cache(), gpu_device(), 8)
     space.apply(swaps(out=[(1, 0), (2, 1)]), np.array([7, 8]))
     assert recorded.take_calls() == ["out [1, 2] to [0, 1]"]
     # Blocks that are not being copied, then one that is being swapped out.
@@ -92,7 +92,7 @@ def test_steps_wait_for_what_comes_in_and_for_what_they_overwrite(recorded: Reco
 
 
 def test_copies_that_are_done_keep_nobody_waiting(recorded: RecordingSwap) -> None:
-    space = GpuSwapSpace(fake_kv_cache(), InterpretedDevice(), 8)
+    space = GpuSwapSpace(fake_kv_cache(), gpu_device(), 8)
     space.apply(swaps(out=[(1, 0)]), NO_BLOCKS)
     space.apply(swaps(out=[(2, 1)]), NO_BLOCKS)
     recorded.copies[0].done = True
@@ -105,6 +105,6 @@ def test_copies_that_are_done_keep_nobody_waiting(recorded: RecordingSwap) -> No
 
 
 def test_without_host_blocks_no_memory_is_taken(recorded: RecordingSwap) -> None:
-    space = GpuSwapSpace(fake_kv_cache(num_blocks=9), InterpretedDevice(), 0)
+    space = GpuSwapSpace(fake_kv_cache(num_blocks=9), gpu_device(), 0)
     space.apply(None, torch.arange(3).numpy())
     assert (space.num_blocks, space.last_block, space._swap) == (0, 8, None)

@@ -105,7 +105,10 @@ def _deepseek_v3() -> PreTrainedModel:
 
 def _gemma2() -> PreTrainedModel:
     caps: dict[str, Any] = {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0}
-    return Gemma2ForCausalLM(Gemma2Config(**SHAPE, **caps, query_pre_attn_scalar=32, sliding_window=WINDOW))
+    config = Gemma2Config(**SHAPE, **caps, query_pre_attn_scalar=32, sliding_window=WINDOW)
+    # PyTorch's own attention has no soft cap, and transformers 5.17 takes it without a word.
+    config._attn_implementation = "eager"
+    return Gemma2ForCausalLM(config)
 
 
 def _glm4() -> PreTrainedModel:
