@@ -45,6 +45,10 @@ IMAGE = Annotated[
     list[Path] | None,
     typer.Option("--image", metavar="FILE", help="An image, shown before your message. May be given several times."),
 ]
+DRAFTS = Annotated[
+    int | None,
+    _sampling("Most draft tokens in a step of a cluster that speculates; 0: none. The answer is the same."),
+]
 STOP = Annotated[list[str] | None, _sampling("Stop before this text. May be given several times.")]
 JSON_SCHEMA = Annotated[
     Path | None,
@@ -66,7 +70,8 @@ def register(app: typer.Typer, group: str) -> None:
 
 
 def _with_numbers(command: Callable[..., None]) -> Callable[..., None]:
-    """Replaces a command's **numbers by a flag for each number of configs.sampling, placed before `seed`."""
+    """Replaces a command's **numbers, before `seed`, by a flag for each number of configs.sampling and the bound of
+    drafts."""
     signature = inspect.signature(command)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     place = list(signature.parameters).index("seed")
@@ -79,6 +84,11 @@ def _with_numbers(command: Callable[..., None]) -> Callable[..., None]:
         )
         for each in PARAMETERS
     ]
+    flags.append(
+        inspect.Parameter(
+            "num_speculative_tokens", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=DRAFTS
+        )
+    )
 
     @functools.wraps(command)
     def with_flags(**given: Any) -> None:

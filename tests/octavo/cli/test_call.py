@@ -42,3 +42,10 @@ def test_flags_say_what_the_output_must_be(command: str, asked: list[SamplingPar
 def test_a_schema_that_is_not_there_is_an_error_of_the_flag(asked: list[SamplingParams], tmp_path: Path) -> None:
     assert _run("chat", "Hi", f"--json-schema={tmp_path / 'none.json'}") == 2
     assert not asked
+
+
+@pytest.mark.parametrize("command", ["chat", "complete"])
+def test_a_flag_bounds_drafts(command: str, asked: list[SamplingParams]) -> None:
+    assert _run(command, "Hi", "--num-speculative-tokens=0") == 0
+    assert _run(command, "Hi", "--num-speculative-tokens=3") == 0
+    assert [each.num_speculative_tokens for each in asked] == [0, 3]
