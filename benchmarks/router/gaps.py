@@ -1,6 +1,6 @@
 """Measures the gaps between the tokens of a live stream while a second client does its worst.
 
-    python -m benchmarks.router.gaps                        15 s at rest, then 15 s of each kind of harm: 180 s in all
+    python -m benchmarks.router.gaps                        15 s at rest, then 15 s of each kind of harm: 200 s in all
     python -m benchmarks.router.gaps --harm tokenize --json one of them; a line of JSON instead of words
     python -m benchmarks.router.gaps --real                 a cluster of SmolLM2 instead of a scheduler without a model
 
@@ -15,6 +15,7 @@ flight at any time:
     json        HTTP requests with 5 million empty lists, or 1 million lists inside each other, as template arguments
     constraints constraints as benchmarks.fuzz sends them, on two connections, and some that take seconds to refuse
     schemas     HTTP requests with schemas of 0.9 MB, one after another
+    images      images in files of 15 MB, as they are and in base64, some with headers made to be slow to read
     dribble     1,000 connections that send a byte of a request every 2 s, to the HTTP port and to that of the metrics
     all         one call of each of these, and the dribbling connections
 
