@@ -1,6 +1,6 @@
 """A client that does a router what harm the limits allow, for benchmarks.router.gaps.
 
-    python -m benchmarks.router.harm KIND GRPC_PORT HTTP_PORT METRICS_PORT
+    python -m benchmarks.router.harm.attacks KIND GRPC_PORT HTTP_PORT METRICS_PORT
 
 Prints a line when it is ready, begins with the first line on stdin, ends with the second one, and prints how its calls
 ended, as JSON.
@@ -24,7 +24,8 @@ import httpx
 from google.protobuf.message import Message
 
 from benchmarks.fuzz.edges.constraints import hostile_constraint
-from benchmarks.router import fake_scheduler, harm_images
+from benchmarks.router import fake_scheduler
+from benchmarks.router.harm import images
 from configs.sampling import MAX_CHOICES, MAX_STOP_STRINGS
 from protos import inference_pb2 as pb
 from protos.inference_pb2_grpc import InferenceStub
@@ -211,8 +212,8 @@ def _attacks(harm: str) -> list[_Attack]:
         case "schemas":
             return [functools.partial(_post_each, itertools.cycle((_large_schema(), _large_tools())))]
         case "images":
-            bodies = itertools.cycle([_asked_about(file) for file in harm_images.large_files()])
-            requests = [functools.partial(_call_each, harm_images.requests(seed)) for seed in range(NUM_CALLS - 1)]
+            bodies = itertools.cycle([_asked_about(file) for file in images.large_files()])
+            requests = [functools.partial(_call_each, images.requests(seed)) for seed in range(NUM_CALLS - 1)]
             return [*requests, functools.partial(_post_each, bodies)]
         case "dribble":
             return [_dribble_many]

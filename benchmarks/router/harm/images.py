@@ -1,4 +1,4 @@
-"""Requests with images in large files, for benchmarks.router.harm: as large as a message may be."""
+"""Requests with images in large files, for benchmarks.router.harm.attacks: as large as a message may be."""
 
 import base64
 import functools
