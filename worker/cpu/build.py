@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+import psutil
 import torch
 
 from configs.options import Options
@@ -20,7 +21,7 @@ from worker.cpu.runner import Runner
 from worker.encoders.cache import EncoderCache
 from worker.encoders.encoder import Encoder
 from worker.encoders.items import Items
-from worker.encoders.sizes import ItemMemory
+from worker.encoders.sizes import LOWER_LIMITS, ItemMemory
 from worker.layers.forward_context import ExpertLoad
 from worker.layers.kv_cache import KVCache
 from worker.model_config import ModelConfig
@@ -171,6 +172,19 @@ def _items(options: Options, encoder: Encoder, memory: ItemMemory) -> Items:
         encoder.weight_bytes / 2**30, memory.num_bytes / 2**30,
         "of" if items_share_cache(options) else "beside", options.kv_cache_memory, sizes.most_tokens, sizes.description,
     )  # fmt: skip
+    if not items_share_cache(options):
+        _warn_of_memory(options, memory)
     sizes.warn_of_refusals()
     cache = EncoderCache(sizes.cache_size, encoder.hidden_size, torch.float32, torch.device("cpu"))
     return Items(encoder, cache, most_input_bytes=sizes.input_bytes)
+
+
+def _warn_of_memory(options: Options, memory: ItemMemory) -> None:
+    """Logs a warning if this machine may not have the memory of items beside that of KV blocks."""
+    needed, available = memory.num_bytes + int(options.kv_cache_memory * 2**30), psutil.virtual_memory().available
+    if needed > available:
+        _log.warning(
+            "the largest image or video and the KV blocks may take %.1f GiB together, and %.1f GiB are available: use "
+            "a lower limit_mm_per_prompt, such as %s, or a lower max_model_len",
+            needed / 2**30, available / 2**30, LOWER_LIMITS,
+        )  # fmt: skip

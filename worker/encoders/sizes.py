@@ -75,12 +75,13 @@ class ItemMemory:
             f"kv_cache_memory={options.kv_cache_memory:g} GiB has no room for KV blocks beside images and videos, "
             f"which take {_gib(self.num_bytes)} GiB: {_gib(self.workspace_bytes)} to encode {sizes.description}, "
             f"{_gib(sizes.input_bytes)} for inputs, {_gib(sizes.cache_bytes)} for encoder_cache_size="
-            f"{sizes.cache_size}; use a lower limit_mm_per_prompt, such as {_LOWER}, or mm_processor_kwargs with lower "
-            f"max_pixels, or kv_cache_memory={least:g}"
+            f"{sizes.cache_size}; use a lower limit_mm_per_prompt, such as {LOWER_LIMITS}, or mm_processor_kwargs with "
+            f"lower max_pixels, or kv_cache_memory={least:g}"
         )
 
 
-_LOWER = '{"image": {"count": 1, "width": 640, "height": 480}, "video": 0}'
+# For messages.
+LOWER_LIMITS = '{"image": {"count": 1, "width": 640, "height": 480}, "video": 0}'
 
 
 def _gib(num_bytes: int) -> str:

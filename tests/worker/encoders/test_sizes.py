@@ -1,6 +1,7 @@
 """Memory of items: lower limits leave more KV blocks, no limits load no tower, and an error says what to lower."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,6 +99,19 @@ def test_starts_with_defaults(
     assert runner.items is not None
     assert runner.model_info.num_blocks == built(NO_ITEMS).model_info.num_blocks
     assert "beside kv_cache_memory=1; the largest of up to 1024 tokens is" in caplog.text
+
+
+def test_a_machine_without_the_memory_is_warned_of(
+    model: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(available: int) -> None:
+        monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=available))
+        build_cpu_runner(Options(model=str(model), dtype="float32", worker_threads=1, weight_cache=0))
+
+    build(2**31)
+    assert "may take" not in caplog.text
+    build(2**30)
+    assert "the largest image or video and the KV blocks may take 1.0 GiB together, and 1.0 GiB are" in caplog.text
 
 
 def test_prompts_are_as_long_as_the_memory_beside_their_items_allows(

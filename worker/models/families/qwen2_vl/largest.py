@@ -86,7 +86,8 @@ def _candidates(
     if max(most_width, most_height) <= _RATIOS * min(most_width, most_height):
         yield most_width, most_height
     most = min(_most_of_frame(recipe, kind, options), most_tokens)
-    for short in range(1, isqrt(most) + 1):
+    # Of sizes with as many tokens the most square one comes first.
+    for short in range(isqrt(most), 0, -1):
         long = min(most // short, _RATIOS * short)
         for columns, rows in ((long, short), (short, long)):
             # The limit is rounded to whole tokens, too, up or down.
