@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-import psutil
 import torch
 
 from configs.options import Options
@@ -181,6 +180,8 @@ def _items(options: Options, encoder: Encoder, memory: ItemMemory) -> Items:
 
 def _warn_of_memory(options: Options, memory: ItemMemory) -> None:
     """Logs a warning if this machine may not have the memory of items beside that of KV blocks."""
+    import psutil  # takes 20 ms, and most models have no items
+
     needed, available = memory.num_bytes + int(options.kv_cache_memory * 2**30), psutil.virtual_memory().available
     if needed > available:
         _log.warning(
