@@ -112,12 +112,15 @@ class Receiving(grpc.aio.ServerInterceptor):
         return [message]
 
     async def _parsed(self, parse: Callable[[bytes], Any], message: list[bytes]) -> Any:
-        """Parses a message, of which nothing is left. What waits for the event loop gets it between two large ones."""
+        """Parses a message, of which nothing is left. What waits for the event loop gets it before and behind each
+        large one."""
         if len(message[0]) <= _SMALL_BYTES:
             return parse(message.pop())
         async with self._parsing:
             await asyncio.sleep(0)
-            return parse(message.pop())
+            parsed = parse(message.pop())
+            await asyncio.sleep(0)
+        return parsed
 
     async def _read(self, context: Any) -> Any:
         """Raises RequestError."""
