@@ -388,7 +388,7 @@ def summary(report: Report) -> str:
         lines.append(f"{growth.name:14} {counts} {after.num_rows:6} {memory}  {'*' * growth.is_same}")
     kinds = Counter(each.partition(":")[0] for each in report.grey)
     lines += ["", f"{len(report.grey)} grey failures of {len(kinds)} kinds"] if kinds else []
-    lines += ["", *(f"at most {mib:.1f} MiB  {what}" for what, mib in report.peaks_mib.items())]
+    lines += ["", *(f"at most {mib:.2f} MiB  {what}" for what, mib in report.peaks_mib.items())]
     lines += ["", f"{len(report.kills)} kills; at rest {report.rest_s:.1f} s after the last request"]
     lines += [f"LEFT OVER: {leak}" for leak in report.leaks] or ["nothing is left over"]
     lines += [f"SURPRISE: {surprise}" for surprise in report.surprises]
