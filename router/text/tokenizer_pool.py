@@ -95,7 +95,7 @@ class QuickSwitches:
             sys.setswitchinterval(self._usual_s)
 
 
-# Of this process, whose interpreter has one interval.
+# The process has one interval.
 QUICK_SWITCHES = QuickSwitches()
 
 

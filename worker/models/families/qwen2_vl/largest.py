@@ -86,7 +86,7 @@ def _candidates(
     if max(most_width, most_height) <= _RATIOS * min(most_width, most_height):
         yield most_width, most_height
     most = min(_most_of_frame(recipe, kind, options), most_tokens)
-    # Of sizes with as many tokens the most square one comes first.
+    # The most square one of those with as many tokens comes first.
     for short in range(isqrt(most), 0, -1):
         long = min(most // short, _RATIOS * short)
         for columns, rows in ((long, short), (short, long)):
