@@ -70,8 +70,9 @@ class Options(
         return self
 
     def as_file(self) -> dict[str, Any]:
-        """The options as a file holds them. A block_size that nobody gave is left out: it follows from the model."""
-        left_out = {"block_size"} - self.model_fields_set
+        """The options as a file holds them. A block_size and a kv_cache_memory that nobody gave are left out: the size
+        follows from the model, and of the memory images and videos take only if it was given."""
+        left_out = {"block_size", "kv_cache_memory"} - self.model_fields_set
         return self.model_dump(mode="json", exclude=left_out)
 
     @property

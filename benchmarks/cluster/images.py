@@ -1,6 +1,6 @@
 """Measures the memory that images take by limit_mm_per_prompt, and encodes one image for many requests.
 
-    python -m benchmarks.cluster.images [--part memory|requests] [--kv-cache-memory 8] [--json]
+    python -m benchmarks.cluster.images [--part memory|requests] [--kv-cache-memory N] [--json]
 
 The shapes are those of Qwen2.5-VL-3B, in bfloat16, with random weights. memory: KV blocks that a CPU worker gets of
 kv_cache_memory for each limit, as a worker plans it at its start: what the largest item takes to be encoded, inputs
@@ -18,6 +18,7 @@ import tempfile
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.cluster.up import serving
 from configs.groups.media import ItemLimits
 from configs.options import Options
+from kernels.shard import ALL_LAYERS, WHOLE
 from octavo import AsyncClient, SamplingParams
 from runtime.model_files import resolve_model
 from tests.support.models.vision_models import IMAGE, VIDEO, file_of, picture, write_tokenizer
 from tests.support.ports import free_port, free_ports
-from worker.encoders.sizes import ItemMemory, item_sizes
-from worker.errors import PermanentError
+from worker.cpu.cache_sizes import cache_sizes
+from worker.encoders.sizes import ItemMemory
 from worker.models.config import config_from_directory
 from worker.models.info import resolve_num_blocks, wanted_items
 from worker.models.loader import load_model
@@ -69,16 +71,17 @@ _NUM_TOKENS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Memory by one limit, in GiB. largest: embeddings of the largest item. of_items: of kv_cache_memory."""
+    """Memory by one limit, in GiB. largest: embeddings of the largest item."""
 
     limit: Mapping[str, Any]
     largest: int
     encoder_weights: float
-    of_items: float
-    # 0: the worker refuses to start.
+    # Part of kv_cache_memory if that is given, else beside it.
+    items: float
     num_blocks: int
     # Tokens that the blocks hold.
     num_tokens: int
+    max_model_len: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +109,7 @@ def write_shapes(directory: Path, *, num_layers: int, depth: int) -> None:
     write_tokenizer(directory)
 
 
-def measure_memory(directory: Path, kv_cache_memory: float) -> Iterator[Memory]:
+def measure_memory(directory: Path, kv_cache_memory: float | None) -> Iterator[Memory]:
     """Yields the memory by each limit. Blocks depend on all layers, what items take on the tower alone: one layer of
     the language model is loaded."""
     whole, loaded_from = directory / "whole", directory / "one_layer"
@@ -114,30 +117,32 @@ def measure_memory(directory: Path, kv_cache_memory: float) -> Iterator[Memory]:
     write_shapes(loaded_from, num_layers=1, depth=_VISION["depth"])
     config = config_from_directory(whole)
     files = resolve_model(str(loaded_from))
-    options = Options(model=str(whole), dtype="bfloat16", kv_cache_memory=kv_cache_memory)
+    given: dict[str, Any] = {} if kv_cache_memory is None else {"kv_cache_memory": kv_cache_memory}
+    options = Options(model=str(whole), dtype="bfloat16", **given)
     encoder = load_model(files, dtype=_DTYPE, load_format="dummy", items=wanted_items(options)).encoder
     assert encoder is not None
     for limit in _LIMITS:
         limited = Options(
             model=str(whole),
             dtype="bfloat16",
-            kv_cache_memory=kv_cache_memory,
+            **given,
             limit_mm_per_prompt=ItemLimits.model_validate(limit),
         )
-        sizes = item_sizes(limited, encoder, torch.float32)
-        items = sizes and ItemMemory(sizes=sizes, workspace_bytes=encoder.workspace_bytes(sizes.largest))
-        try:
-            num_blocks = resolve_num_blocks(limited, config, _DTYPE, items=items or None)
-        # A worker's start ends with it.
-        except PermanentError:
-            num_blocks = 0
+        found = cache_sizes(
+            limited,
+            config,
+            partial(resolve_num_blocks, limited, config, _DTYPE, WHOLE, ALL_LAYERS, None),
+            partial(ItemMemory.of, limited, encoder),
+        )
+        items = found.items
         yield Memory(
             limit=limit,
-            largest=sizes.num_embeddings if sizes else 0,
-            encoder_weights=encoder.weight_bytes / 2**30 if sizes else 0.0,
-            of_items=items.num_bytes / 2**30 if items else 0.0,
-            num_blocks=num_blocks,
-            num_tokens=num_blocks * limited.block_size,
+            largest=items.sizes.num_embeddings if items else 0,
+            encoder_weights=encoder.weight_bytes / 2**30 if items else 0.0,
+            items=items.num_bytes / 2**30 if items else 0.0,
+            num_blocks=found.num_blocks,
+            num_tokens=found.num_blocks * limited.block_size,
+            max_model_len=found.max_model_len,
         )
 
 
@@ -187,8 +192,8 @@ def _line(found: Memory | Run) -> str:
     match found:
         case Memory():
             return (
-                f"{json.dumps(found.limit):66} {found.largest:10} {found.encoder_weights:8.2f} {found.of_items:6.2f} "
-                f"{found.num_blocks:7} {found.num_tokens:7}"
+                f"{json.dumps(found.limit):66} {found.largest:10} {found.encoder_weights:8.2f} {found.items:6.2f} "
+                f"{found.num_blocks:7} {found.num_tokens:7} {found.max_model_len:13}"
             )
         case Run():
             return (
@@ -198,7 +203,7 @@ def _line(found: Memory | Run) -> str:
 
 
 _HEADS = {
-    "memory": f"{'limit_mm_per_prompt':66} embeddings  encoder  items  blocks  tokens",
+    "memory": f"{'limit_mm_per_prompt':66} embeddings  encoder  items  blocks  tokens max_model_len",
     "requests": "requests images encoded  encoder s  steps s   share  steps",
 }
 
@@ -206,7 +211,7 @@ _HEADS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=[*_HEADS], help="default: both")
-    parser.add_argument("--kv-cache-memory", type=float, default=8.0, help="GiB; default: %(default)s")
+    parser.add_argument("--kv-cache-memory", type=float, help="GiB; default: the option's own, with items beside it")
     parser.add_argument("--requests", type=int, default=16)
     parser.add_argument("--json", action="store_true", help="a line for each figure")
     arguments = parser.parse_args()

@@ -259,6 +259,7 @@ def main() -> int:
     )
     parser.add_argument("--images", action="store_true", help="streams with images, of a tiny Qwen2.5-VL")
     parser.add_argument("--stages", type=int, default=NUM_STAGES, help="pipeline stages of a replica")
+    parser.add_argument("--tensor", type=int, default=1, help="ranks that share each layer; default: %(default)s")
     add_arguments(parser, seed_of="streams and faults")
     add_grey_arguments(parser)
     arguments = parser.parse_args()
@@ -289,8 +290,8 @@ def main() -> int:
 
     def stand(directory: Path) -> AbstractContextManager[Plain]:
         if arguments.images:
-            return image_cluster(directory, num_stages=arguments.stages)
-        return plain(directory, *flags, num_stages=arguments.stages, **more)
+            return image_cluster(directory, num_stages=arguments.stages, tensor_size=arguments.tensor)
+        return plain(directory, *flags, num_stages=arguments.stages, tensor_size=arguments.tensor, **more)
 
     return run_command(
         arguments,

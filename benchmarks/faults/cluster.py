@@ -64,15 +64,16 @@ class Cluster:
         num_replicas: int,
         num_stages: int,
         num_routers: int,
+        tensor_size: int = 1,
         seen_at: Sequence[str] = (),
         **up: Any,
     ) -> None:
         """seen_at: addresses at which routers reach the schedulers, if not at those of the options. up: parameters of
         Up."""
-        num_processes = num_routers + num_replicas * (1 + num_stages)
+        num_processes = num_routers + num_replicas * (1 + num_stages * tensor_size)
         self.up = Up(
             directory, f"--data-parallel-size={num_replicas}", f"--pipeline-parallel-size={num_stages}",
-            f"--num-routers={num_routers}", *flags,
+            f"--num-routers={num_routers}", f"--tensor-parallel-size={tensor_size}", *flags,
             real=True, port=free_ports(num_routers), metrics_port=free_ports(num_processes), **up,
         )  # fmt: skip
         self._seen_at = seen_at

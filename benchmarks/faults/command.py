@@ -50,11 +50,12 @@ class Plain:
 
 
 @contextlib.contextmanager
-def plain(directory: Path, *flags: str, num_stages: int = NUM_STAGES, **up: Any) -> Iterator[Plain]:
+def plain(
+    directory: Path, *flags: str, num_stages: int = NUM_STAGES, tensor_size: int = 1, **up: Any
+) -> Iterator[Plain]:
     """Starts a cluster, and waits until it serves. up: parameters of Up."""
-    with Cluster(
-        directory, *flags, num_replicas=NUM_REPLICAS, num_stages=num_stages, num_routers=NUM_ROUTERS, **up
-    ) as cluster:
+    sizes = {"num_replicas": NUM_REPLICAS, "num_stages": num_stages, "tensor_size": tensor_size}
+    with Cluster(directory, *flags, num_routers=NUM_ROUTERS, **sizes, **up) as cluster:
         cluster.wait_until_all_serve()
         yield Plain(cluster)
 

@@ -3,13 +3,15 @@
     python -m benchmarks.faults.soak --minutes 10
     python -m benchmarks.faults.soak --minutes 1 --clients 8 --seed 7 --json
     python -m benchmarks.faults.soak --minutes 10 --grey
+    python -m benchmarks.faults.soak --minutes 2 --images
 
 `octavo up` with two replicas of two pipeline stages each and two routers, each with its HTTP server. Clients come at
 random: most finish their streams, others cancel them, run out of time, read slowly, vanish, or send what is invalid,
 too large, or no message at all. Now and then a process is killed with -9, but never the first router, the first
 scheduler and the first worker. With --grey, two of three faults are grey failures instead, of all kinds and all
 processes: stopped or slow ones, broken connections, full disks and others (see benchmarks.faults.chaos --grey). Every
-request must end in one of the ways that its kind allows, and no process may be replaced without need.
+request must end in one of the ways that its kind allows, and no process may be replaced without need. With --images
+the requests have images, the model is a tiny Qwen2.5-VL, and the memory of items is watched.
 
 At the end, when nothing runs any more, each process is compared with the one that had its place before the load: live
 streams, sequences, KV blocks in use, host blocks and workers' rows must be 0, and there must be as many event-loop
@@ -24,7 +26,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,6 +42,8 @@ from benchmarks.faults.grey.ground import Ground, standing
 from benchmarks.faults.grey.kinds import FAULTS
 from benchmarks.faults.grey.run import inject, injections
 from benchmarks.faults.kills import Killer, names_of
+from benchmarks.faults.streams import image_traffic
+from benchmarks.faults.streams.images import image_cluster
 from benchmarks.faults.traffic import Edge, Surprise
 from octavo import AsyncClient, SamplingParams
 from octavo.client.errors import OctavoError
@@ -47,14 +51,15 @@ from tests.support.ports import free_ports
 
 # Metrics that are 0 when nothing runs, by kind of process.
 _IDLE_AT_ZERO: dict[Kind, tuple[str, ...]] = {
-    Kind.ROUTER: ("octavo_streams", "octavo_router_held_streams"),
+    Kind.ROUTER: ("octavo_streams", "octavo_router_held_streams", "octavo_item_bytes"),
     Kind.SCHEDULER: (
         "octavo_num_requests_running",
         "octavo_num_requests_waiting",
         "octavo_kv_cache_usage_ratio",
         "octavo_swap_space_usage_ratio",
+        "octavo_needed_item_bytes",
     ),
-    Kind.WORKER: (),
+    Kind.WORKER: ("octavo_worker_item_input_bytes",),
 }
 # Allows for one more pool thread, or a connection that gRPC keeps for a while: a leak repeats and gets larger.
 _FEW_DESCRIPTORS, _FEW_TASKS = 6, 4
@@ -169,6 +174,8 @@ class Report:
     # Seconds from the last request until nothing was held any more.
     rest_s: float
     growths: list[Growth]
+    # See streams.image_traffic.Peaks.
+    peaks_mib: dict[str, float] = field(default_factory=dict)
 
     @property
     def leaks(self) -> list[str]:
@@ -185,18 +192,20 @@ class _Clients:
 
     edge: Edge
     seed: int
+    # Weights of the kinds of requests.
+    manners: Mapping[traffic.Manner, int]
     ends: Counter[str] = field(default_factory=Counter)
     surprises: list[str] = field(default_factory=list)
 
     async def each_manner_once(self) -> None:
         """Sends a request of each kind, so that what processes create at the first of a kind exists already."""
-        for manner in _MANNERS:
+        for manner in self.manners:
             await self._request(manner, random.Random(f"{self.seed}/{manner.__name__}"))
 
     async def come(self, index: int, stop: asyncio.Event) -> None:
         """Sends one request after the other until `stop` is set."""
         choose = random.Random(f"{self.seed}/{index}")
-        manners, weights = list(_MANNERS), list(_MANNERS.values())
+        manners, weights = list(self.manners), list(self.manners.values())
         while not stop.is_set():
             await asyncio.sleep(choose.expovariate(1 / _PAUSE_S))
             await self._request(choose.choices(manners, weights)[0], choose)
@@ -261,12 +270,13 @@ async def run_soak(
     say: Say,
     kills: bool = True,
     ground: Ground | None = None,
+    has_images: bool = False,
 ) -> Report:
     """Runs the load on a cluster that serves, with HTTP. kills: processes are killed meanwhile. ground: the cluster's;
-    there are grey failures, too."""
+    there are grey failures, too. has_images: see streams.images.image_cluster."""
     routers = range(cluster.options.num_routers)
     edge = Edge(targets=cluster.targets, http_ports=[cluster.options.router_http_port(router) for router in routers])
-    clients = _Clients(edge, seed)
+    clients = _Clients(edge, seed, image_traffic.MANNERS if has_images else _MANNERS)
     await clients.each_manner_once()
     before = await _levels_at_rest(cluster)
     say(
@@ -275,8 +285,10 @@ async def run_soak(
         + " descriptors"
     )
     began = time.monotonic()
-    stop, faults = asyncio.Event(), _Faults(cluster, ground, seed, say)
+    stop, faults, peaks = asyncio.Event(), _Faults(cluster, ground, seed, say), image_traffic.Peaks(cluster)
     async with asyncio.TaskGroup() as tasks:
+        if has_images:
+            tasks.create_task(peaks.watch(stop))
         for index in range(num_clients):
             tasks.create_task(clients.come(index, stop))
         # Killed processes serve again once they produce tokens: clients stay until then.
@@ -293,9 +305,10 @@ async def run_soak(
         ends=clients.ends,
         kills=faults.kills,
         grey=faults.grey,
-        surprises=clients.surprises + faults.surprises,
+        surprises=clients.surprises + faults.surprises + peaks.surprises,
         rest_s=round(time.monotonic() - ended, 1),
         growths=growths,
+        peaks_mib=peaks.mib,
     )
 
 
@@ -322,11 +335,16 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=16, help="concurrent clients")
     parser.add_argument("--grey", action="store_true", help="grey failures as well as kills")
+    parser.add_argument("--images", action="store_true", help="requests with images, of a tiny Qwen2.5-VL")
     add_arguments(parser, seed_of="load and faults")
     arguments = parser.parse_args()
+    if arguments.images and arguments.grey:
+        parser.error("--images and --grey: give one of them")
     flags = (*SOAK_FLAGS, f"--http-port={free_ports(NUM_ROUTERS)}")
 
     def stand(directory: Path) -> AbstractContextManager[Plain | Ground]:
+        if arguments.images:
+            return image_cluster(directory, *image_traffic.FLAGS, f"--http-port={free_ports(NUM_ROUTERS)}")
         return standing(directory, *flags, has_weights=False) if arguments.grey else plain(directory, *flags)
 
     def run(site: Plain | Ground, seed: int, say: Say) -> Coroutine[Any, Any, Report]:
@@ -337,6 +355,7 @@ def main() -> int:
             seed=seed,
             say=say,
             ground=site if isinstance(site, Ground) else None,
+            has_images=arguments.images,
         )
 
     return run_command(arguments, stand, run, as_json=_as_json, summary=summary)
@@ -352,6 +371,7 @@ def _as_json(report: Report) -> dict[str, object]:
         "kills": report.kills,
         "grey": report.grey,
         "ends": report.ends,
+        "peaks_mib": report.peaks_mib,
         "processes": [growth.as_json() for growth in report.growths],
     }
 
@@ -368,6 +388,7 @@ def summary(report: Report) -> str:
         lines.append(f"{growth.name:14} {counts} {after.num_rows:6} {memory}  {'*' * growth.is_same}")
     kinds = Counter(each.partition(":")[0] for each in report.grey)
     lines += ["", f"{len(report.grey)} grey failures of {len(kinds)} kinds"] if kinds else []
+    lines += ["", *(f"at most {mib:.2f} MiB  {what}" for what, mib in report.peaks_mib.items())]
     lines += ["", f"{len(report.kills)} kills; at rest {report.rest_s:.1f} s after the last request"]
     lines += [f"LEFT OVER: {leak}" for leak in report.leaks] or ["nothing is left over"]
     lines += [f"SURPRISE: {surprise}" for surprise in report.surprises]

@@ -18,8 +18,11 @@ from collections.abc import AsyncIterator, Sequence
 import grpc
 import grpc.aio
 
+from configs.features import ITEMS
 from protos import inference_pb2 as pb
 from protos import scheduler_pb2 as wire
+from runtime.media.recipes.qwen2_vl import PixelBounds, Qwen2VLRecipe
+from runtime.media.recipes.registry import recipe_to_json
 from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
 
 MAX_TOKENS = 900_000
@@ -28,6 +31,13 @@ MODEL_NAME, MAX_MODEL_LEN, VOCAB_SIZE = "no-model", 1_000_000, 49_152
 # Ids below are SmolLM2's special tokens.
 _FIRST_ORDINARY = 20
 _EOS = 2
+# Images become up to 64 tokens.
+IMAGE_TOKEN, VIDEO_TOKEN = 6, 7
+_BOUNDS = PixelBounds(56 * 56, 28 * 28 * 64)
+_RECIPE = Qwen2VLRecipe(
+    image_token=IMAGE_TOKEN, video_token=VIDEO_TOKEN, patch_size=14, temporal_patch_size=2, merge_size=2,
+    image=_BOUNDS, video=_BOUNDS, tokens_per_second=2.0,
+)  # fmt: skip
 # Upper bound of the bytes that one entry of the columns takes.
 _ENTRY_BYTES = 24
 _LOAD_INTERVAL_S = 0.5
@@ -40,6 +50,8 @@ class _Session:
         self.is_mirror = is_mirror
         self.num_sent = 0
         self.last_group = 0
+        # Requests with items, which it refuses once they have come.
+        self.rejected: list[wire.Rejected] = []
         self.wake = asyncio.Event()
 
 
@@ -67,8 +79,11 @@ class _Scheduler:
             block_size=16,
             # Without one there are no constraints.
             eos_token_ids=[_EOS],
+            media_json=recipe_to_json(_RECIPE),
         )
-        welcome = wire.Welcome(protocol_version=PROTOCOL_VERSION, replica_id=self._replica_id, epoch=1, model=model)
+        welcome = wire.Welcome(
+            protocol_version=PROTOCOL_VERSION, replica_id=self._replica_id, epoch=1, model=model, features=[ITEMS]
+        )
         try:
             yield wire.SchedulerMessage(welcome=welcome, load=self._load(session))
             while True:
@@ -79,6 +94,9 @@ class _Scheduler:
                     yield wire.SchedulerMessage(load=self._load(session))
                     continue
                 session.wake.clear()
+                if session.rejected:
+                    yield wire.SchedulerMessage(rejected=session.rejected, load=self._load(session))
+                    session.rejected = []
                 while self._groups and session.num_sent < self._num_made:
                     yield wire.SchedulerMessage(outputs=self._outputs(session), load=self._load(session))
         finally:
@@ -102,7 +120,12 @@ class _Scheduler:
 
     async def _read(self, session: _Session, requests: AsyncIterator[wire.RouterMessage]) -> None:
         async for message in requests:
-            if message.HasField("submit"):
+            if message.HasField("submit") and message.submit.items:
+                session.last_group = message.submit.group
+                reason = wire.REJECT_REASON_INVALID
+                session.rejected.append(wire.Rejected(group=message.submit.group, reason=reason, message="no model"))
+                session.wake.set()
+            elif message.HasField("submit"):
                 session.last_group = message.submit.group
                 self._groups[message.submit.group] = None
             elif message.HasField("cancel"):

@@ -1,11 +1,11 @@
 """Measures the gaps between the tokens of a live stream while a second client does its worst.
 
-    python -m benchmarks.router.gaps                        15 s at rest, then 15 s of each kind of harm: 180 s in all
+    python -m benchmarks.router.gaps                        15 s at rest, then 15 s of each kind of harm: 200 s in all
     python -m benchmarks.router.gaps --harm tokenize --json one of them; a line of JSON instead of words
     python -m benchmarks.router.gaps --real                 a cluster of SmolLM2 instead of a scheduler without a model
 
 The router is a real one (`python -m router`). Its scheduler computes nothing and gives the stream a token every 20 ms
-(fake_scheduler.py). The second client (harm.py) sends what the limits allow; most kinds have four calls in
+(fake_scheduler.py). The second client (harm/) sends what the limits allow; most kinds have four calls in
 flight at any time:
 
     tokenize    Tokenize with texts of 1 MB
@@ -15,6 +15,7 @@ flight at any time:
     json        HTTP requests with 5 million empty lists, or 1 million lists inside each other, as template arguments
     constraints constraints as benchmarks.fuzz sends them, on two connections, and some that take seconds to refuse
     schemas     HTTP requests with schemas of 0.9 MB, one after another
+    images      images in files of 15 MB, as they are and in base64, some with headers made to be slow to read
     dribble     1,000 connections that send a byte of a request every 2 s, to the HTTP port and to that of the metrics
     all         one call of each of these, and the dribbling connections
 
@@ -40,7 +41,8 @@ import numpy as np
 
 from benchmarks.cluster.up import LOCAL, serving
 from benchmarks.peers.server_process import end
-from benchmarks.router import fake_scheduler, harm
+from benchmarks.router import fake_scheduler
+from benchmarks.router.harm import attacks as harm
 from octavo.cluster.serving import wait_until_serving
 from protos import inference_pb2 as pb
 from protos.inference_pb2_grpc import InferenceStub
@@ -156,7 +158,7 @@ def measure(kind: str, seconds: float, *, is_real: bool) -> Gaps:
         second_client = None
         if kind != "none":
             numbers = map(str, (ports.grpc, ports.http, ports.metrics))
-            second_client = stack.enter_context(_running("benchmarks.router.harm", kind, *numbers))
+            second_client = stack.enter_context(_running("benchmarks.router.harm.attacks", kind, *numbers))
             second_client.answer()
         max_tokens = _REAL_MAX_TOKENS if is_real else fake_scheduler.MAX_TOKENS
         times = asyncio.run(_token_times(ports.grpc, max_tokens, seconds, second_client))

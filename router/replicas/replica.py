@@ -84,6 +84,8 @@ class Replica:
         self.session: Session | None = None
         # Features (configs.features) and max_logprobs of its latest Welcome, kept while there is no Session.
         self.features: frozenset[str] = frozenset()
+        # ModelInfo.media_json of that Welcome: a replica that takes items is missed, not forgotten, while it is away.
+        self.media_json = ""
         self.max_logprobs = MAX_LOGPROBS
         self.breaker = Breaker()
         self.hold = Hold.NONE
@@ -290,6 +292,7 @@ class Replica:
 
     def _note_abilities(self, welcome: Welcome) -> None:
         self.features, self.max_logprobs = frozenset(welcome.features), welcome.max_logprobs or MAX_LOGPROBS
+        self.media_json = welcome.model.media_json
 
     def can(self, hints: RoutingHints) -> bool:
         """Returns True if it has the features that a request needs."""

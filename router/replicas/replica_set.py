@@ -61,10 +61,10 @@ class ReplicaSet:
     @property
     def media_json(self) -> str:
         """ModelInfo.media_json of the replicas that take items; empty: none of them does."""
-        models = [each.session.welcome.model for each in self.replicas if each.session is not None]
-        # While there is no Session, the latest model says what it takes.
-        models += [] if self._model is None else [self._model]
-        return next((model.media_json for model in models if model.media_json), "")
+        there = sorted(self.replicas, key=lambda replica: replica.session is None)
+        latest = "" if self._model is None else self._model.media_json
+        # Those that are away count, too: their items wait for them.
+        return next((replica.media_json for replica in there if replica.media_json), latest)
 
     @property
     def max_logprobs(self) -> int:

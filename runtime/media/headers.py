@@ -8,10 +8,12 @@ import io
 import struct
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from PIL import BmpImagePlugin, GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin
+
+from runtime.media.reduced import PNG_SIGNATURE, reduced_gif, reduced_jpeg, reduced_png, webp_chunks
 
 # Pillow warns of what is wrong with a file in as many words as there are files, and Python remembers each.
 warnings.filterwarnings("ignore", category=Warning, module=r"PIL\.")
@@ -31,11 +33,6 @@ _DAMAGED = (
     Warning, Image.DecompressionBombError,
 )  # fmt: skip
 _ORIENTATION = 0x0112
-_PNG = b"\x89PNG\r\n\x1a\n"
-# Chunks of a PNG file that are read, and the bytes of metadata that are.
-_PNG_METADATA = frozenset({b"IHDR", b"PLTE", b"eXIf", b"iTXt", b"zTXt", b"tEXt"})
-_MOST_METADATA = 2**20
-_MOST_CHUNKS = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +43,8 @@ class ImageHeader:
     height: int
     format: str
     mime_type: str
+    # As in EXIF data: 1 to 8; 1: the image is as it is in the file.
+    orientation: int
 
 
 def read_header(data: bytes, mime_type: str = "", *, max_pixels: int | None = None) -> ImageHeader:
@@ -71,14 +70,14 @@ def read_header(data: bytes, mime_type: str = "", *, max_pixels: int | None = No
         )
     if orientation >= 5:
         width, height = height, width
-    return ImageHeader(width=width, height=height, format=name, mime_type=FORMATS[name][0])
+    return ImageHeader(width=width, height=height, format=name, mime_type=FORMATS[name][0], orientation=orientation)
 
 
 def _format_of(data: bytes) -> str:
     """Raises ValueError."""
     if not data:
         raise ValueError(f"there is no data: {_KNOWN}")
-    if data.startswith(_PNG):
+    if data.startswith(PNG_SIGNATURE):
         return "PNG"
     if data.startswith(b"\xff\xd8\xff"):
         return "JPEG"
@@ -102,61 +101,30 @@ def _orientation(info: dict[str, object]) -> int:
 
 
 def _read_png(data: bytes) -> tuple[int, int, int]:
-    """Pillow looks for EXIF data behind the pixels, too, and decodes them to get there. So the metadata is read from a
-    copy of the file without pixels."""
     width, height = struct.unpack(">II", data[16:24])
-    kept = [_PNG]
-    room = _MOST_METADATA
-    for kind, start, end in _png_chunks(data):
-        if kind in _PNG_METADATA and end - start <= room:
-            kept.append(data[start:end])
-            room -= end - start
-    kept += [_png_chunk(b"IDAT"), _png_chunk(b"IEND")]
-    with PngImagePlugin.PngImageFile(io.BytesIO(b"".join(kept))) as image:
+    with PngImagePlugin.PngImageFile(io.BytesIO(reduced_png(data))) as image:
         return width, height, _orientation(image.info)  # type: ignore[arg-type]
 
 
-def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Yields the type of each whole chunk, and where it begins and ends."""
-    start = len(_PNG)
-    for _ in range(_MOST_CHUNKS):
-        if start + 12 > len(data):
-            return
-        end = start + 12 + int.from_bytes(data[start : start + 4], "big")
-        if end > len(data):
-            return
-        yield data[start + 4 : start + 8], start, end
-        start = end
-
-
-def _png_chunk(kind: bytes) -> bytes:
-    """Returns an empty chunk."""
-    return struct.pack(">I4sI", 0, kind, zlib.crc32(kind))
-
-
-def _read_by_pillow(opened: Callable[[io.BytesIO], Image.Image]) -> Callable[[bytes], tuple[int, int, int]]:
+def _read_by_pillow(
+    opened: Callable[[io.BytesIO], Image.Image], reduced: Callable[[bytes], bytes] = bytes
+) -> Callable[[bytes], tuple[int, int, int]]:
     def read(data: bytes) -> tuple[int, int, int]:
-        with opened(io.BytesIO(data)) as image:
+        with opened(io.BytesIO(reduced(data))) as image:
             return *image.size, _orientation(image.info)  # type: ignore[arg-type]
 
     return read
 
 
 def _read_webp(data: bytes) -> tuple[int, int, int]:
-    """Pillow's reader allocates the pixels at once, so the chunks are read here: RFC 9649."""
+    """Pillow's reader allocates the pixels at once, so the chunks are read here."""
     size: tuple[int, int] | None = None
     info: dict[str, object] = {}
-    start = 12
-    for _ in range(_MOST_CHUNKS):
-        kind, length = data[start : start + 4], int.from_bytes(data[start + 4 : start + 8], "little")
-        body = start + 8
-        if len(data) < body:
-            break
+    for kind, body in webp_chunks(data):
         if size is None:
-            size = _webp_size(kind, data[body : body + 16])
-        elif kind in (b"EXIF", b"XMP ") and length <= _MOST_METADATA:
-            info["exif" if kind == b"EXIF" else "xmp"] = data[body : body + length]
-        start = body + length + length % 2
+            size = _webp_size(kind, body[:16])
+        elif kind in (b"EXIF", b"XMP ") and body:
+            info["exif" if kind == b"EXIF" else "xmp"] = body
     if size is None:
         raise ValueError("it has no image")
     return *size, _orientation(info)
@@ -180,8 +148,8 @@ def _words(error: BaseException) -> str:
 
 _READERS: dict[str, Callable[[bytes], tuple[int, int, int]]] = {
     "PNG": _read_png,
-    "JPEG": _read_by_pillow(JpegImagePlugin.JpegImageFile),
+    "JPEG": _read_by_pillow(JpegImagePlugin.JpegImageFile, reduced_jpeg),
     "WEBP": _read_webp,
-    "GIF": _read_by_pillow(GifImagePlugin.GifImageFile),
+    "GIF": _read_by_pillow(GifImagePlugin.GifImageFile, reduced_gif),
     "BMP": _read_by_pillow(BmpImagePlugin.BmpImageFile),
 }

@@ -32,9 +32,13 @@ class ItemMemory:
         # The step loop's: of items that live groups need.
         self.num_pinned = 0
 
+    @property
+    def num_needed(self) -> int:
+        return self.num_incoming + self.num_pinned
+
     def has_room(self, num_bytes: int) -> bool:
         """True if an item may come in: what is not needed can make way for it."""
-        return self.num_incoming + self.num_pinned + num_bytes <= self.size
+        return self.num_needed + num_bytes <= self.size
 
 
 class _Incoming:
@@ -139,6 +143,11 @@ class ItemStore:
         self._lacking: dict[bytes, set[int]] = {}
         self._names: dict[int, frozenset[bytes]] = {}
         self._refused: OrderedDict[bytes, tuple[scheduler_pb2.RejectReason, str]] = OrderedDict()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all items that are here."""
+        return self._num_bytes
 
     def get(self, name: bytes) -> bytes | None:
         """The serialized ItemData; None if it is not here."""

@@ -338,6 +338,8 @@ class StepLoop(threading.Thread):
             draining=self._drain_deadline is not None,
             workers=workers.describe() + (f"; all replicas wait for {waiting_for}" if waiting_for else ""),
             num_waves=0 if lockstep is None else lockstep.num_waves,
+            num_item_bytes=self._requests.items.num_bytes,
+            num_needed_item_bytes=self.item_memory.num_needed,
         )
         if core is not None:
             settings = core.settings

@@ -37,6 +37,9 @@ class SchedulerStatus:
     draining: bool = False
     # The state of the workers, in a few words.
     workers: str = "starting"
+    # Bytes of the files of items that are here, and of those that live groups need or that are still coming in.
+    num_item_bytes: int = 0
+    num_needed_item_bytes: int = 0
     # Number of waves: runs of steps that all replicas computed together.
     num_waves: int = 0
 
@@ -222,6 +225,11 @@ class _StatusCollector(Collector):
             "octavo_num_requests_waiting": ("Sequences that wait for a row.", load.num_waiting),
             "octavo_kv_cache_usage_ratio": ("KV blocks in use, 0 to 1.", status.kv_cache_usage),
             "octavo_swap_space_usage_ratio": ("Host blocks that hold swapped KV, 0 to 1.", status.swap_space_usage),
+            "octavo_stored_item_bytes": (
+                "Bytes of images and videos here; item_memory bounds them.",
+                status.num_item_bytes,
+            ),
+            "octavo_needed_item_bytes": ("Those that live requests need.", status.num_needed_item_bytes),
             "octavo_worker_epoch": ("Grows each time the workers start; 0 before the first time.", status.epoch),
         }
         counters = {

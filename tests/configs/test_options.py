@@ -122,6 +122,16 @@ def test_yaml_cannot_make_python_objects(tmp_path: Path):
         load_options(write(tmp_path, "model: !!python/object/apply:os.getcwd []\n"), environ={})
 
 
+def test_a_file_of_options_leaves_out_what_has_another_meaning_if_it_is_given() -> None:
+    """Processes of a cluster read such a file: blocks of another size, or images within kv_cache_memory instead of
+    beside it, would be the result."""
+    left_out = {"block_size", "kv_cache_memory"}
+    assert not left_out & Options().as_file().keys()
+    given = Options(block_size=16, kv_cache_memory=1.0)
+    assert left_out <= given.as_file().keys()
+    assert Options(**given.as_file()) == given
+
+
 def test_options_cannot_be_changed():
     options = load_options(environ={})
     with pytest.raises(ValueError, match="frozen"):

@@ -50,6 +50,10 @@ class FakeItems:
         else:
             threading.Thread(target=run, daemon=True).start()
 
+    @property
+    def num_input_bytes(self) -> int:
+        return 0
+
     def take_seconds(self) -> float:
         return 0.0
 

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -11,13 +12,15 @@ from configs.options import Options
 from kernels.backend import Backend
 from kernels.cpu_backend import cpu_backend
 from runtime.model_files import resolve_model
+from worker.cpu.cache_sizes import cache_sizes, items_share_cache
 from worker.cpu.draft_build import load_draft_model
 from worker.cpu.executor import CpuExecutor
 from worker.cpu.head_build import load_cpu_head
 from worker.cpu.runner import Runner
 from worker.encoders.cache import EncoderCache
+from worker.encoders.encoder import Encoder
 from worker.encoders.items import Items
-from worker.encoders.sizes import ItemMemory, item_sizes
+from worker.encoders.sizes import LOWER_LIMITS, ItemMemory
 from worker.layers.forward_context import ExpertLoad
 from worker.layers.kv_cache import KVCache
 from worker.model_config import ModelConfig
@@ -31,13 +34,12 @@ from worker.models.info import (
     make_rows,
     model_dtype,
     model_info,
-    resolve_max_model_len,
     resolve_num_blocks,
     resolve_num_swap_blocks,
     wanted_items,
     with_block_size,
 )
-from worker.models.loader import LoadedModel, load_model
+from worker.models.loader import load_model
 from worker.parallel.axes import axes_of, experts_of, shard_of, stage_of
 from worker.parallel.expert_exchange import check_experts
 from worker.parallel.groups import without_others
@@ -101,23 +103,30 @@ def build_cpu_runner(
             backend.native.bind_threads(cores)
     grammars = find_grammars(options, files, loaded.config, cores)
     loaded_drafter = draft or head
-    items, items_memory = _items_of(options, loaded)
-    num_blocks = resolve_num_blocks(
+    num_blocks_beside = partial(
+        resolve_num_blocks,
         options,
         loaded.config,
         backend.kv_cache_dtype,
         shard,
         stage,
         None if loaded_drafter is None else loaded_drafter.blocks,
-        items_memory,
     )
+    encoder = loaded.encoder
+    sizes = cache_sizes(
+        options,
+        loaded.config,
+        num_blocks_beside,
+        None if encoder is None else lambda most_tokens: ItemMemory.of(options, encoder, most_tokens),
+    )
+    num_blocks = sizes.num_blocks
     info = model_info(
         options,
         loaded,
         name=files.name,
         kernels=cpu_kernels(backend.name),
         num_blocks=num_blocks,
-        max_model_len=resolve_max_model_len(options, loaded.config, num_blocks),
+        max_model_len=sizes.max_model_len,
         grammars=grammars,
     )
     # One more block than can be allocated: block 0 is the null block.
@@ -142,7 +151,7 @@ def build_cpu_runner(
         without_others=others,
         max_steps_in_flight=options.max_steps_in_flight,
         drafter=drafter,
-        items=items,
+        items=None if encoder is None or sizes.items is None else _items(options, encoder, sizes.items),
     )
     runner.warm_up()
     if executor.expert_load is not None:
@@ -153,17 +162,30 @@ def build_cpu_runner(
     return runner
 
 
-def _items_of(options: Options, loaded: LoadedModel) -> tuple[Items, ItemMemory] | tuple[None, None]:
-    """Returns what this rank encodes items with, and the memory that they take; None: it encodes none."""
-    encoder = loaded.encoder
-    sizes = None if encoder is None else item_sizes(options, encoder, torch.float32)
-    if encoder is None or sizes is None:
-        return None, None
-    memory = ItemMemory(sizes=sizes, workspace_bytes=encoder.workspace_bytes(sizes.largest))
+def _items(options: Options, encoder: Encoder, memory: ItemMemory) -> Items:
+    """Returns what this rank encodes items with."""
+    sizes = memory.sizes
     _log.info(
-        "images and videos: the encoder's weights take %.2f GiB, and of kv_cache_memory %.2f GiB are for items; the "
-        "largest is %s",
-        encoder.weight_bytes / 2**30, memory.num_bytes / 2**30, sizes.description,
+        "images and videos: the encoder's weights take %.2f GiB, and items %.2f GiB, %s kv_cache_memory=%g; the "
+        "largest of up to %d tokens is %s",
+        encoder.weight_bytes / 2**30, memory.num_bytes / 2**30,
+        "of" if items_share_cache(options) else "beside", options.kv_cache_memory, sizes.most_tokens, sizes.description,
     )  # fmt: skip
-    cache = EncoderCache(sizes.cache_size, encoder.hidden_size, torch.float32, loaded.model.backend.device)
-    return Items(encoder, cache, most_input_bytes=sizes.input_bytes), memory
+    if not items_share_cache(options):
+        _warn_of_memory(options, memory)
+    sizes.warn_of_refusals()
+    cache = EncoderCache(sizes.cache_size, encoder.hidden_size, torch.float32, torch.device("cpu"))
+    return Items(encoder, cache, most_input_bytes=sizes.input_bytes)
+
+
+def _warn_of_memory(options: Options, memory: ItemMemory) -> None:
+    """Logs a warning if this machine may not have the memory of items beside that of KV blocks."""
+    import psutil  # takes 20 ms, and most models have no items
+
+    needed, available = memory.num_bytes + int(options.kv_cache_memory * 2**30), psutil.virtual_memory().available
+    if needed > available:
+        _log.warning(
+            "the largest image or video and the KV blocks may take %.1f GiB together, and %.1f GiB are available: use "
+            "a lower limit_mm_per_prompt, such as %s, or a lower max_model_len",
+            needed / 2**30, available / 2**30, LOWER_LIMITS,
+        )  # fmt: skip

@@ -54,8 +54,9 @@ class Encoder(ABC):
         CPUs memory is not measured."""
 
     @abstractmethod
-    def largest(self, limits: ItemLimits) -> ItemSize | None:
-        """Returns the item with the most embeddings that the limits allow, None if they allow no item."""
+    def largest(self, limits: ItemLimits, most_tokens: int) -> ItemSize | None:
+        """Returns the item with the most embeddings among those that the limits allow and that have at most most_tokens
+        tokens; if none has so few, the smallest one. None: the limits allow no item."""
 
     @abstractmethod
     def dummy(self, size: ItemSize) -> Prepared:

@@ -50,6 +50,11 @@ class Items:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
+    @property
+    def num_input_bytes(self) -> int:
+        """See worker.step.runner.PreparesItems."""
+        return self.preparations.num_bytes
+
     def take_done(self) -> list[tuple[int, str]]:
         """See worker.step.runner.PreparesItems."""
         return self.preparations.take_done()

@@ -10,12 +10,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
 from protos.inference_pb2 import ITEM_KIND_IMAGE, ITEM_KIND_VIDEO, ItemData, ItemKind
+from runtime.media.headers import read_header
 from worker.encoders.encoder import ItemError
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+# How an image is turned, by the orientation that EXIF data has.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 # As configs.groups.media bounds max_item_pixels; routers have checked that option.
 _MOST_PIXELS = 1 << 28
 
@@ -57,15 +67,15 @@ def decoded(data: ItemData) -> list[Image.Image]:
 
 def _decoded(file: bytes) -> Image.Image:
     try:
+        header = read_header(file, max_pixels=_MOST_PIXELS)
+    except ValueError as error:
+        raise ItemError(f"an image can't be decoded: {error}") from None
+    try:
         # Reads the header only; raises DecompressionBombError for more pixels than twice Image.MAX_IMAGE_PIXELS.
-        image = Image.open(io.BytesIO(file), formats=FORMATS)
-        if image.width * image.height > _MOST_PIXELS:
-            raise ItemError(f"an image has {image.width} x {image.height} pixels: {_MOST_PIXELS} are possible")
-        return _as_rgb(ImageOps.exif_transpose(image))
-    except ItemError:
-        raise
-    except Image.UnidentifiedImageError:
-        raise ItemError(f"an image is of none of these formats: {', '.join(FORMATS)}") from None
+        image = Image.open(io.BytesIO(file), formats=(header.format,))
+        # Not exif_transpose: routers have counted with the header's orientation, and Pillow may find another one.
+        turn = _TURNS.get(header.orientation)
+        return _as_rgb(image if turn is None else image.transpose(turn))
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - Pillow's decoders raise whatever damaged files lead them to

@@ -23,6 +23,8 @@ class ItemSizes:
     """The largest item that limit_mm_per_prompt allows, and what is kept of items."""
 
     largest: ItemSize
+    # Tokens of the longest prompt, which the largest item must fit into.
+    most_tokens: int
     # Embeddings of the largest item, and of the cache.
     num_embeddings: int
     cache_size: int
@@ -38,14 +40,28 @@ class ItemSizes:
         what = f"a video of {size.num_frames} frames" if size.kind == ITEM_KIND_VIDEO else "an image"
         return f"{what} of {size.width} x {size.height} pixels, {self.num_embeddings} embeddings"
 
+    def warn_of_refusals(self) -> None:
+        """Logs a warning if items within limit_mm_per_prompt will be refused."""
+        if self.cache_size < self.num_embeddings:
+            _log.warning(
+                "encoder_cache_size=%d: items of more embeddings are refused, and limit_mm_per_prompt allows ones of "
+                "%d", self.cache_size, self.num_embeddings,
+            )  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemMemory:
-    """Bytes that items take of a CPU worker's kv_cache_memory."""
+    """Bytes that items take on a CPU worker."""
 
     sizes: ItemSizes
     # The encoder's work on the largest item.
     workspace_bytes: int
+
+    @classmethod
+    def of(cls, options: Options, encoder: Encoder, most_tokens: int) -> "ItemMemory | None":
+        """most_tokens: of the longest prompt. None: limit_mm_per_prompt allows no item that the model takes."""
+        sizes = item_sizes(options, encoder, torch.float32, most_tokens)
+        return None if sizes is None else cls(sizes=sizes, workspace_bytes=encoder.workspace_bytes(sizes.largest))
 
     @property
     def num_bytes(self) -> int:
@@ -59,37 +75,34 @@ class ItemMemory:
             f"kv_cache_memory={options.kv_cache_memory:g} GiB has no room for KV blocks beside images and videos, "
             f"which take {_gib(self.num_bytes)} GiB: {_gib(self.workspace_bytes)} to encode {sizes.description}, "
             f"{_gib(sizes.input_bytes)} for inputs, {_gib(sizes.cache_bytes)} for encoder_cache_size="
-            f"{sizes.cache_size}; use a lower limit_mm_per_prompt, such as {_LOWER}, or mm_processor_kwargs with lower "
-            f"max_pixels, or kv_cache_memory={least:g}"
+            f"{sizes.cache_size}; use a lower limit_mm_per_prompt, such as {LOWER_LIMITS}, or mm_processor_kwargs with "
+            f"lower max_pixels, or kv_cache_memory={least:g}"
         )
 
 
-_LOWER = '{"image": {"count": 1, "width": 640, "height": 480}, "video": 0}'
+# For messages.
+LOWER_LIMITS = '{"image": {"count": 1, "width": 640, "height": 480}, "video": 0}'
 
 
 def _gib(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.2f}"
 
 
-def item_sizes(options: Options, encoder: Encoder, dtype: torch.dtype) -> ItemSizes | None:
+def item_sizes(options: Options, encoder: Encoder, dtype: torch.dtype, most_tokens: int) -> ItemSizes | None:
     """Returns the sizes of a replica's items; None: limit_mm_per_prompt allows none that the model takes. dtype: of the
-    cache."""
+    cache. most_tokens: of the longest prompt; no item of more tokens can be in one."""
     limits = options.limit_mm_per_prompt
-    largest = encoder.largest(limits)
+    largest = encoder.largest(limits, most_tokens)
     if largest is None:
         return None
     num_embeddings = encoder.recipe.layout(largest).num_embeddings
     budget = max(options.max_num_encoder_input_tokens or options.max_num_batched_tokens, num_embeddings)
     cache_size = options.encoder_cache_size or budget
-    if cache_size < num_embeddings:
-        _log.warning(
-            "encoder_cache_size=%d: items of more embeddings are refused, and limit_mm_per_prompt allows ones of %d",
-            cache_size, num_embeddings,
-        )  # fmt: skip
     most_inputs = options.max_num_seqs * (limits.image.count + limits.video.count) * num_embeddings
     num_inputs = max(num_embeddings, min(_INPUTS * cache_size, most_inputs))
     return ItemSizes(
         largest=largest,
+        most_tokens=most_tokens,
         num_embeddings=num_embeddings,
         cache_size=cache_size,
         input_bytes=num_inputs * encoder.dummy(largest).num_bytes // num_embeddings,

@@ -130,9 +130,10 @@ class Components:
         )
         self._weights = device.memory().allocated
         encoder, dtype = loaded.encoder, executor.backend.compute_dtype
-        sizes = self._sizes_of_items = None if encoder is None else item_sizes(options, encoder, dtype)
+        sizes = self._sizes_of_items = None if encoder is None else item_sizes(options, encoder, dtype, self._longest)
         self._encoder_cache: EncoderCache | None = None
         if encoder is not None and sizes is not None:
+            sizes.warn_of_refusals()
             with out_of_memory(lambda: items_need_more(options, device.memory(), sizes)):
                 self._encoder_cache = EncoderCache(sizes.cache_size, encoder.hidden_size, dtype, device.torch_device)
         backend = executor.backend

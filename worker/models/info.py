@@ -11,7 +11,6 @@ from kernels.shard import ALL_LAYERS, WHOLE, Shard, Stage
 from protos import inference_pb2
 from runtime.media.recipes.registry import recipe_to_json
 from runtime.wire import octavo_version
-from worker.encoders.sizes import ItemMemory
 from worker.errors import PermanentError
 from worker.layers.kv_cache import DrafterBlocks, KVCache, automatic_block_size, block_sizes_of
 from worker.model_config import ModelConfig
@@ -208,22 +207,18 @@ def resolve_num_blocks(
     shard: Shard = WHOLE,
     stage: Stage = ALL_LAYERS,
     drafter: DrafterBlocks | None = None,
-    items: ItemMemory | None = None,
+    taken_bytes: int = 0,
 ) -> int:
     """Returns how many blocks a rank can allocate, from num_blocks_override or kv_cache_memory, without the null block.
-    items: what images and videos take of kv_cache_memory.
+    taken_bytes: of kv_cache_memory, for something else.
 
     Raises ValueError, naming the option, if there is room for none.
     """
     if options.num_blocks_override:
         return options.num_blocks_override
-    of_items = 0 if items is None else items.num_bytes
-    left = int(options.kv_cache_memory * 2**30) - of_items
-    if items is not None and left < 2 * KVCache.block_bytes(config, options.block_size, dtype, shard, stage):
-        raise PermanentError(items.no_room(options))
     num_blocks = KVCache.num_blocks_for(
         config,
-        num_bytes=left,
+        num_bytes=int(options.kv_cache_memory * 2**30) - taken_bytes,
         block_size=options.block_size,
         dtype=dtype,
         shard=shard,
@@ -268,17 +263,23 @@ def longest_sequence(options: Options, config: ModelConfig) -> int:
     return options.max_model_len or config.max_position_embeddings
 
 
-def resolve_max_model_len(options: Options, config: ModelConfig, num_blocks: int, *, on_gpu: bool = False) -> int:
+def resolve_max_model_len(
+    options: Options, config: ModelConfig, num_blocks: int, *, most_tokens: int | None = None, on_gpu: bool = False
+) -> int:
     """Returns max_model_len if it is set, else the model's context length, limited to what the KV cache holds (the
     limit is logged).
 
-    on_gpu: gpu_memory_utilization sets the cache's size, not kv_cache_memory. Raises PermanentError, naming the option,
-    if max_model_len is more than the model or the cache holds.
+    most_tokens: a lower limit of the memory beside the cache. on_gpu: gpu_memory_utilization sets the cache's size, not
+    kv_cache_memory. Raises PermanentError, naming the option, if max_model_len is more than the model or the cache
+    holds.
     """
     longest, held = longest_sequence(options, config), num_blocks * options.block_size
+    held = held if most_tokens is None else min(held, most_tokens)
     if held >= longest:
         return longest
     cache_option = _cache_option(options, on_gpu=on_gpu)
+    if most_tokens is not None:
+        cache_option += ", or lower limit_mm_per_prompt,"
     if options.max_model_len:
         raise PermanentError(
             f"max_model_len={options.max_model_len} does not fit into {num_blocks} KV blocks of {options.block_size} "

@@ -262,6 +262,11 @@ class WorkerMetrics:
             "Time within steps in which images and videos were encoded; on a GPU, to launch it.",
             registry=self.registry,
         )
+        self._item_inputs = Gauge(
+            "octavo_worker_item_input_bytes",
+            "Bytes of images and videos, decoded and resized, that are kept to be encoded.",
+            registry=self.registry,
+        )
         self._failures = Counter(
             "octavo_worker_epoch_failures",
             "Epochs ended by an invalid message or a failed step.",
@@ -289,9 +294,10 @@ class WorkerMetrics:
             self._swapped.labels("out").inc(len(plan.swap_out_blocks))
             self._swapped.labels("in").inc(len(plan.swap_in_blocks))
         self._failed.inc(len(result.failed_sequences))
-        if plan.encoded_items and runner.items is not None:
+        if runner.items is not None and (plan.encoded_items or plan.forgotten_items):
             self._items.inc(len(plan.encoded_items))
             self._item_seconds.inc(runner.items.take_seconds())
+            self._item_inputs.set(runner.items.num_input_bytes)
         self._rows.set(runner.num_live_rows)
 
     def count_epoch_failure(self) -> None:

@@ -61,6 +61,11 @@ class PreparesItems(Protocol):
         """Returns the seconds that encoding took since the last call; on a GPU, to launch it."""
         ...
 
+    @property
+    def num_input_bytes(self) -> int:
+        """Bytes of the inputs that are kept."""
+        ...
+
     def take_done(self) -> list[tuple[int, str]]:
         """Returns the items that are done and not yet returned: each one's number, and why it can't be encoded; empty:
         it can."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.faults.command import Plain, plain
+from benchmarks.faults.command import NUM_STAGES, Plain, plain
 from benchmarks.faults.crowd import Plan, make_plans
 from octavo.client.requests import Message, Prompt
 
@@ -35,15 +35,15 @@ _TEXTS = ("Compare this ", "Here is the harbour at noon: ", "and one more, ", ""
 
 
 @contextmanager
-def image_cluster(directory: Path, *, num_stages: int) -> Iterator[Plain]:
-    """Starts a cluster of the tiny model, whose files it writes, and waits until it serves."""
+def image_cluster(directory: Path, *flags: str, num_stages: int = NUM_STAGES, tensor_size: int = 1) -> Iterator[Plain]:
+    """Starts a cluster of the tiny model, whose files it writes, and waits until it serves. flags: beside FLAGS."""
     # Imports transformers, which takes seconds.
     from tests.support.models.vision_models import qwen2_5_vl, write_model
 
     model = directory / "model"
     write_model(qwen2_5_vl, model)
     (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": _TEMPLATE}))
-    with plain(directory, f"--model={model}", *FLAGS, num_stages=num_stages) as site:
+    with plain(directory, f"--model={model}", *FLAGS, *flags, num_stages=num_stages, tensor_size=tensor_size) as site:
         yield site
 
 

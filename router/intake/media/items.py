@@ -14,7 +14,7 @@ from router.intake.media.limits import MediaLimits
 from router.intake.media.read import File, ReadItem, inline_file, inline_size, read_item
 from router.intake.media.store import Held, ItemStore
 from router.security.identity import caller_share
-from router.text.tokenizer_pool import Turns
+from router.text.tokenizer_pool import QUICK_SWITCHES, Turns
 from runtime.media.recipes.recipe import Recipe
 from runtime.media.recipes.registry import recipe_from_json
 
@@ -131,12 +131,14 @@ class Items:
     async def _run(self, function: Callable[[], _Result]) -> _Result:
         """Runs a function on a thread, callers in turn."""
         await self._turns.take(caller_share())
+        QUICK_SWITCHES.begin()
         work = asyncio.get_running_loop().run_in_executor(self._threads, function)
         # A function that has begun keeps its turn until it ends, even if its caller goes away.
         work.add_done_callback(self._end_turn)
         return await asyncio.shield(work)
 
     def _end_turn(self, work: asyncio.Future[Any]) -> None:
+        QUICK_SWITCHES.end()
         self._turns.give_back()
         if not work.cancelled():
             # Marks the error as seen, for a client that has left.

@@ -36,8 +36,8 @@ def reference(directory: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def llm(directory: Path, reference: Any) -> LLM:
-    limits = {"image": 2, "video": 0}
-    return LLM(str(directory), dtype="float32", kv_cache_memory=0.05, limit_mm_per_prompt=limits, max_model_len=512)
+    # As users of vLLM write it, with no other memory than the defaults.
+    return LLM(str(directory), dtype="float32", limit_mm_per_prompt={"image": 2})
 
 
 def _prompt(*images: object, text: str = "ab<image>cd") -> dict[str, Any]:
@@ -92,7 +92,7 @@ def test_several_choices_and_a_search(llm: LLM) -> None:
         (_prompt(*IMAGES, IMAGES[0], text="<image>" * 3), "image 3 of 3: limit_mm_per_prompt allows 2"),
         (_prompt(*IMAGES), "the prompt has 1 placeholders for images .token 390., and the request has 2"),
         (_prompt("https://example.com/a.png"), "nothing is fetched here, give the file"),
-        ({"prompt": "a", "multi_modal_data": {"video": [IMAGES]}}, "video 1 of 1: limit_mm_per_prompt allows 0"),
+        ({"prompt": "a", "multi_modal_data": {"video": [IMAGES] * 2}}, "video 2 of 2: limit_mm_per_prompt allows 1"),
     ],
 )
 def test_errors_name_the_image_and_leave_nothing(llm: LLM, prompt: dict[str, Any], words: str) -> None:

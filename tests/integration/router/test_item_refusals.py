@@ -7,8 +7,11 @@ import grpc
 import grpc.aio
 import pytest
 
+from configs.features import ITEMS
 from protos import inference_pb2 as pb
 from protos.inference_pb2_grpc import InferenceStub
+from runtime.media.recipes.idefics3 import Idefics3Recipe
+from runtime.media.recipes.registry import recipe_to_json
 from tests.fakes.media import (
     IMAGE_TOKEN,
     VIDEO_TOKEN,
@@ -20,6 +23,7 @@ from tests.fakes.media import (
     video_item,
 )
 from tests.fakes.routers import receive, running_router, running_schedulers, socket_address
+from tests.fakes.scheduler import FakeScheduler, model_info
 
 SAMPLING = pb.SamplingParams(max_tokens=6, seed=5)
 
@@ -111,6 +115,23 @@ async def test_refusals_name_the_field(request_: pb.GenerateRequest, words: str,
         await _refused(stub, request_, grpc.StatusCode.INVALID_ARGUMENT, words)
         assert server.intake.items.store.num_bytes == 0
     assert not fake.submitted
+
+
+async def test_a_video_for_a_model_that_takes_images_only(tmp_path: Path) -> None:
+    recipe = Idefics3Recipe(
+        image_token=IMAGE_TOKEN, tile_size=32, tile_embeddings=4, longest_edge=32, splits=False, around=(1,),
+        whole=(2,), row_end=(3,), last_row_end=(4,), places=(),
+    )  # fmt: skip
+    model = model_info(media_json=recipe_to_json(recipe))
+    fake = FakeScheduler(socket_address(tmp_path, "one"), model=model, features=[ITEMS])
+    router = running_router([fake.address], tokenizer=media_tokenizer())
+    async with running_schedulers(fake), router as (server, stub):
+        await server.wait_ready()
+        video = pb.GenerateRequest(token_ids=pb.TokenIds(ids=[IMAGE_TOKEN]), items=[video_item(image_file())])
+        words = r"items\[0\].video is set, and this model takes none of this kind: leave it out"
+        await _refused(stub, video, grpc.StatusCode.INVALID_ARGUMENT, words)
+        await receive(stub.Generate(_ids(IMAGE_TOKEN, items=1)))
+    assert len(fake.submitted) == 1
 
 
 async def test_sizes_are_bounded(tmp_path: Path) -> None:

@@ -176,6 +176,32 @@ async def test_replicas_without_the_feature_get_no_items(tmp_path: Path) -> None
             await _refused(stub, request, grpc.StatusCode.INVALID_ARGUMENT, "this model takes text only")
 
 
+async def test_streams_with_items_wait_for_a_replica_that_takes_them(tmp_path: Path) -> None:
+    """An older replica stays, and gets neither the stream nor its image; text goes on there."""
+    older = FakeScheduler(socket_address(tmp_path, "older"), model=model_info())
+    newer = media_scheduler(socket_address(tmp_path, "newer"), pause_at=2)
+    router = running_router([older.address, newer.address], tokenizer=media_tokenizer())
+    request = pb.GenerateRequest(chat=chat_with(image_item(image_file()), "?"), sampling=SAMPLING)
+    async with running_schedulers(older, newer), router as (server, stub):
+        await server.wait_ready()
+        call = stub.Generate(request)
+        received = await receive(call, until=lambda received: len(received.token_ids.get(0, ())) == 2)
+        await newer.kill()
+        text = pb.GenerateRequest(chat=chat_with("only text"), sampling=SAMPLING)
+        assert (await receive(stub.Generate(text))).finish[0].reason == pb.FINISH_REASON_LENGTH
+        await _refused(stub, request, grpc.StatusCode.UNAVAILABLE, "no replica is ready")
+        assert server.num_streams == 1
+        newer.pause_at = None
+        await newer.start()
+        await receive(call, into=received)
+        assert received.exact
+        assert len(received.token_ids[0]) == SAMPLING.max_tokens
+        # Once in each life of the replica.
+        assert [span.name for span in received.started.items] * 2 == newer.arrived_items
+    assert not older.arrived_items
+    assert len(older.submitted) == 1
+
+
 # --- Resumes
 
 

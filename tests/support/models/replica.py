@@ -34,6 +34,10 @@ class RanksItems:
         for rank in self._ranks:
             rank.prepare(message, when_done)
 
+    @property
+    def num_input_bytes(self) -> int:
+        return sum(rank.num_input_bytes for rank in self._ranks)
+
     def take_seconds(self) -> float:
         return sum(rank.take_seconds() for rank in self._ranks)
 

@@ -10,6 +10,7 @@ from PIL import Image
 from transformers.image_transforms import convert_to_rgb
 
 from protos.inference_pb2 import ITEM_KIND_IMAGE, ITEM_KIND_VIDEO, ItemData
+from runtime.media.headers import read_header
 from tests.support.models.vision_models import file_of, item, picture
 from worker.encoders.encoder import ItemError
 from worker.encoders.pixels import decoded
@@ -56,6 +57,15 @@ def test_exif_data_turns_an_image(orientation: int, corner: tuple[int, int]) -> 
     assert got[corner].tolist() == [255, 0, 0]
 
 
+@pytest.mark.parametrize("size", [0, 2**20])
+def test_an_image_is_turned_as_its_header_says(size: int) -> None:
+    """Routers count by the header, of which they read a MiB of metadata: Pillow would turn this image in any case."""
+    xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>' + b" " * size
+    file = file_of(Image.new("RGB", (7, 5)), "WEBP", xmp=xmp)
+    header = read_header(file)
+    assert _decoded(file).shape == (header.height, header.width, 3) == ((5, 7, 3) if size else (7, 5, 3))
+
+
 @pytest.mark.parametrize("file_format", ["GIF", "WEBP", "PNG"])
 def test_the_first_frame_of_an_animation(file_format: str) -> None:
     frames = [Image.new("RGB", (8, 6), colour) for colour in ((255, 0, 0), (0, 255, 0))]
@@ -85,7 +95,7 @@ def test_one_pixel() -> None:
     ],
 )
 def test_other_formats_are_refused(file: bytes) -> None:
-    with pytest.raises(ItemError, match="PNG, JPEG, WEBP, GIF, BMP"):
+    with pytest.raises(ItemError, match="use PNG, JPEG, WebP, GIF or BMP"):
         _decoded(file)
 
 
@@ -94,7 +104,7 @@ def test_a_bomb_is_refused_before_it_is_decoded() -> None:
     file = bytearray(file_of(Image.new("L", (1, 1))))
     file[16:24] = (65536).to_bytes(4, "big") * 2
     file[29:33] = zlib.crc32(file[12:29]).to_bytes(4, "big")
-    with pytest.raises(ItemError, match=r"can't be decoded.*decompression bomb"):
+    with pytest.raises(ItemError, match=r"65536 x 65536 = 4294967296 pixels: max_item_pixels=268435456"):
         _decoded(bytes(file))
 
 

@@ -14,7 +14,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from configs.groups.media import ItemLimits, ProcessorOptions
 from kernels import cpu_backend
 from kernels.backend import Backend, gpu_backend, torch_backend
-from protos.inference_pb2 import ITEM_KIND_IMAGE
+from protos.inference_pb2 import ITEM_KIND_IMAGE, ITEM_KIND_VIDEO
 from runtime.media.recipes.recipe import ItemSize
 from runtime.model_files import resolve_model
 from tests.support.gpu.gpu import DEVICE
@@ -28,6 +28,8 @@ from worker.models.loader import WantedItems, load_model
 
 # Odd sizes: less than the least, more than the most pixels, narrow, and of several windows.
 SIZES = [(5, 7), (37, 53), (61, 30), (9, 120), (200, 90)]
+# Tokens of the longest prompt.
+_NO_LIMIT = 1 << 30
 
 
 @dataclass
@@ -147,7 +149,7 @@ def test_the_largest_item_is_what_is_reserved(pair: Pair) -> None:
     """No size within the limits has more embeddings, and the dummy has as many."""
     encoder = pair.encoder
     limits = ItemLimits.model_validate({"image": {"count": 1, "width": 90, "height": 60}, "video": 0})
-    size = encoder.largest(limits)
+    size = encoder.largest(limits, _NO_LIMIT)
     assert size is not None
     most = encoder.recipe.layout(size).num_embeddings
     assert encoder.dummy(size).num_embeddings == most
@@ -159,12 +161,37 @@ def test_the_largest_item_is_what_is_reserved(pair: Pair) -> None:
 
 
 def test_limits_of_zero_leave_no_item(pair: Pair) -> None:
-    assert pair.encoder.largest(ItemLimits.model_validate({"image": 0, "video": 0})) is None
+    assert pair.encoder.largest(ItemLimits.model_validate({"image": 0, "video": 0}), _NO_LIMIT) is None
+
+
+@pytest.mark.parametrize("side", [0, 70])
+def test_the_largest_item_fits_into_the_longest_prompt(pair: Pair, side: int) -> None:
+    """No size that fits has more embeddings; if none fits, none has fewer tokens."""
+    encoder, draws = pair.encoder, np.random.default_rng(1)
+    is_qwen = encoder.recipe.placeholder(ITEM_KIND_VIDEO) is not None
+    limits = ItemLimits.model_validate({"image": {"count": 1, "width": side}, "video": {"count": 1, "num_frames": 9}})
+    sizes: list[ItemSize] = []
+    for _ in range(3000):
+        width, height = int(draws.integers(1, (side or 200) + 1)), int(draws.integers(1, 200))
+        num_frames = int(draws.integers(1, 10)) if is_qwen and draws.random() < 0.5 else 1
+        kind = ITEM_KIND_IMAGE if num_frames == 1 else ITEM_KIND_VIDEO
+        sizes.append(ItemSize(kind=kind, width=width, height=height, num_frames=num_frames))
+    layouts = [encoder.recipe.layout(size) for size in sizes]
+    for most_tokens in (1, 5, 17, 23, 50, 97, 210, 1000):
+        largest = encoder.largest(limits, most_tokens)
+        assert largest is not None
+        layout = encoder.recipe.layout(largest)
+        fitting = [each.num_embeddings for each in layouts if len(each.token_ids) <= most_tokens]
+        if fitting:
+            assert len(layout.token_ids) <= most_tokens
+            assert layout.num_embeddings >= max(fitting)
+        else:
+            assert len(layout.token_ids) <= min(len(each.token_ids) for each in layouts)
 
 
 def test_videos_are_reserved_for(qwen: Pair) -> None:
     videos = ItemLimits.model_validate({"image": 0, "video": {"count": 1, "num_frames": 6}})
-    size = qwen.encoder.largest(videos)
+    size = qwen.encoder.largest(videos, _NO_LIMIT)
     assert size is not None
     assert size.num_frames == 6
 
@@ -172,7 +199,7 @@ def test_videos_are_reserved_for(qwen: Pair) -> None:
 def test_options_bound_pixels(qwen: Pair) -> None:
     encoder = _load(qwen.directory, torch_backend(torch.float32), min_pixels=1, max_pixels=640)
     assert encoder.prepare(item([picture(90, 90)])).num_embeddings == 9
-    size = encoder.largest(ItemLimits())
+    size = encoder.largest(ItemLimits(), _NO_LIMIT)
     assert size is not None
     assert encoder.dummy(size).num_embeddings == 80
     data = item([picture(90, 90)])

@@ -108,9 +108,9 @@ class QwenEncoder(Encoder):
         num_patches = times * height * width // self._recipe.patch_size**2
         return self._config.shape.workspace_bytes(num_patches, self._config.patch_numbers)
 
-    def largest(self, limits: ItemLimits) -> ItemSize | None:
+    def largest(self, limits: ItemLimits, most_tokens: int) -> ItemSize | None:
         """See Encoder."""
-        return largest(self._recipe, limits, self._options)
+        return largest(self._recipe, limits, self._options, most_tokens)
 
     def dummy(self, size: ItemSize) -> Prepared:
         """See Encoder."""

@@ -112,12 +112,26 @@ class SmolVLMEncoder(Encoder):
         results = 2 * 4 * num_tiles * self._recipe.tile_embeddings * self.hidden_size
         return self._config.shape.workspace_bytes(rows, self._config.patch_numbers) + results
 
-    def largest(self, limits: ItemLimits) -> ItemSize | None:
-        """See Encoder. Images are resized to one length whatever their size, and squares have the most tiles."""
+    def largest(self, limits: ItemLimits, most_tokens: int) -> ItemSize | None:
+        """See Encoder. Images are resized to one length whatever their size, so their number of tiles follows from the
+        ratio of their sides; squares have the most."""
         if not limits.image.count:
             return None
-        side = min(limits.image.width or self._recipe.longest_edge, limits.image.height or self._recipe.longest_edge)
-        return ItemSize(kind=ITEM_KIND_IMAGE, width=side, height=side)
+        recipe = self._recipe
+        side = min(limits.image.width or recipe.longest_edge, limits.image.height or recipe.longest_edge)
+        most_tiles = max(1, recipe.max_tiles_of_side)
+        shorter = [max(1, side * tiles // most_tiles) for tiles in range(most_tiles, 0, -1)]
+        sizes = [
+            ItemSize(kind=ITEM_KIND_IMAGE, width=width, height=height)
+            for short in shorter
+            for width, height in ((side, short), (short, side))
+        ]
+        tokens = {size: len(recipe.layout(size).token_ids) for size in sizes}
+        fitting = [size for size in sizes if tokens[size] <= most_tokens]
+        # Rows have a token at their end, so of two with as many tokens one may have more embeddings.
+        if fitting:
+            return max(fitting, key=lambda size: recipe.tiling(size).num_tiles)
+        return min(sizes, key=lambda size: tokens[size])
 
     def dummy(self, size: ItemSize) -> Prepared:
         """See Encoder."""

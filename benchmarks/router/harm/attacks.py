@@ -1,12 +1,13 @@
 """A client that does a router what harm the limits allow, for benchmarks.router.gaps.
 
-    python -m benchmarks.router.harm KIND GRPC_PORT HTTP_PORT METRICS_PORT
+    python -m benchmarks.router.harm.attacks KIND GRPC_PORT HTTP_PORT METRICS_PORT
 
 Prints a line when it is ready, begins with the first line on stdin, ends with the second one, and prints how its calls
 ended, as JSON.
 """
 
 import asyncio
+import base64
 import contextlib
 import functools
 import itertools
@@ -24,6 +25,7 @@ from google.protobuf.message import Message
 
 from benchmarks.fuzz.edges.constraints import hostile_constraint
 from benchmarks.router import fake_scheduler
+from benchmarks.router.harm import images
 from configs.sampling import MAX_CHOICES, MAX_STOP_STRINGS
 from protos import inference_pb2 as pb
 from protos.inference_pb2_grpc import InferenceStub
@@ -41,6 +43,7 @@ _STOPS = [f"{' ' * 900}{number:0100}" for number in range(MAX_STOP_STRINGS)]
 # A body of nearly 16 MiB, max_message_bytes by default.
 _BODY_BYTES = 2**24 - 1000
 _DRIBBLE_S = 2.0
+_PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +104,10 @@ async def _call_each(requests: Iterator[Message], ports: Ports, ends: Counter[st
             pb.GenerateRequest: stub.GenerateUnary,
         }
         for request in requests:
+            # Streams without an end would fill the scheduler.
+            patience_s = _PATIENCE_S if isinstance(request, pb.GenerateRequest) and request.items else None
             try:
-                await calls[type(request)](request)
+                await calls[type(request)](request, timeout=patience_s)
                 ends["OK"] += 1
             except grpc.aio.AioRpcError as error:
                 ends[error.code().name] += 1
@@ -180,6 +185,12 @@ def _asked(**fields: object) -> bytes:
     return json.dumps({"messages": messages, "max_tokens": 1, **fields}).encode()
 
 
+def _asked_about(file: bytes) -> bytes:
+    url = f"data:image/jpeg;base64,{base64.b64encode(file[: _BODY_BYTES * 3 // 4 - 1000]).decode()}"
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    return json.dumps({"messages": [{"role": "user", "content": content}], "max_tokens": 1}).encode()
+
+
 def _attacks(harm: str) -> list[_Attack]:
     """What the client does at the same time. harm: one of HARMS."""
     match harm:
@@ -200,17 +211,31 @@ def _attacks(harm: str) -> list[_Attack]:
             return [functools.partial(_call_each, requests) for requests in (_hostile(1), _hostile(2), _slow())]
         case "schemas":
             return [functools.partial(_post_each, itertools.cycle((_large_schema(), _large_tools())))]
+        case "images":
+            bodies = itertools.cycle([_asked_about(file) for file in images.large_files()])
+            requests = [functools.partial(_call_each, images.requests(seed)) for seed in range(NUM_CALLS - 1)]
+            return [*requests, functools.partial(_post_each, bodies)]
         case "dribble":
             return [_dribble_many]
         case "all":
-            kinds = ("tokenize", "detokenize", "resume", "bodies", "json", "constraints", "schemas", "dribble")
+            kinds = (
+                "tokenize",
+                "detokenize",
+                "resume",
+                "bodies",
+                "json",
+                "constraints",
+                "schemas",
+                "images",
+                "dribble",
+            )
             # Each kind once; both bodies of JSON, and all calls with constraints.
             return [attack for kind in kinds for attack in _attacks(kind)[: {"json": 2, "constraints": 3}.get(kind, 1)]]
         case _:
             raise SystemExit(f"{harm!r}: use one of {', '.join(HARMS)}")
 
 
-HARMS = ("tokenize", "detokenize", "resume", "bodies", "json", "constraints", "schemas", "dribble", "all")
+HARMS = ("tokenize", "detokenize", "resume", "bodies", "json", "constraints", "schemas", "images", "dribble", "all")
 
 
 async def _main(harm: str, ports: Ports) -> None:
