@@ -9,15 +9,15 @@ from typing import Any
 from octavo import LLM, SamplingParams
 
 PROMPTS = ["The capital of France is", "Water boils at", "The largest planet is"]
-# Also: {"pipeline_parallel_size": 2}, {"data_parallel_size": 2}, or several of them.
-SETTINGS: dict[str, dict[str, int]] = {"one worker": {}, "two workers": {"tensor_parallel_size": 2}}
+# Also: {"data_parallel_size": 2}; {"tensor_parallel_size": 3}, which must divide the model's heads; or several of them.
+SETTINGS: dict[str, dict[str, int]] = {"one worker": {}, "two workers": {"pipeline_parallel_size": 2}}
 
 
 def main(**options: Any) -> dict[str, list[str]]:
     sampling = SamplingParams(temperature=0, max_tokens=16)
     found = {}
     for name, setting in SETTINGS.items():
-        # The sums of two workers are rounded elsewhere than those of one: float32 leaves no doubt about a token.
+        # Sums of several tensor parallel workers are rounded elsewhere than those of one; in float32 no token changes.
         with LLM(**{"dtype": "float32"} | options | setting) as llm:
             found[name] = [result.text for result in llm.generate(PROMPTS, sampling)]
         print(f"{name}: {found[name]}")
