@@ -106,8 +106,8 @@ def _tiles(num_experts: int, size: int, device_name: str, is_fp8: bool, folder: 
     if path is None:
         logger.warning(
             "no tuned configuration %s: default tiles are used (%s, by the number of pairs per expert), which may be "
-            "slower; `octavo bench kernels --tune moe_gemm` makes one, and a file of that name made for vLLM is read from "
-            "the folder that %s names",
+            "slower; `octavo bench kernels --tune moe_gemm` makes one, and a file of that name made for vLLM is read "
+            "from the folder that %s names",
             name,
             ", ".join(f"{tile.block_m} x {tile.down_block_n}" for tile in (FEW, SOME, MANY)),
             FOLDER_VARIABLE,
