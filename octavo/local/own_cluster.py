@@ -44,6 +44,11 @@ class OwnCluster:
                     f"{name}={value!r}: the workers of an LLM serve this program alone, without TLS and keys: leave it "
                     f"out, or start `octavo up` and call it with octavo.Client"
                 )
+        if options.distributed_executor_backend != "mp":
+            raise ValueError(
+                f"distributed_executor_backend={options.distributed_executor_backend!r}: an LLM starts its workers on "
+                f"this machine: use mp, or start `octavo up --on ray` and call it with octavo.Client"
+            )
         self._loop = asyncio.new_event_loop()
         # The children end with the thread that has started them (child.py).
         self._thread = threading.Thread(target=self._loop.run_forever, name="octavo-cluster", daemon=True)

@@ -98,3 +98,8 @@ def test_a_port_that_is_taken_is_an_error_that_leaves_nothing(model: Path) -> No
 def test_an_llm_has_no_keys(model: Path) -> None:
     with pytest.raises(ValueError, match=r"api_keys_file='keys\.yaml'.*octavo up"):
         LLM(str(model), **OPTIONS, data_parallel_size=2, api_keys_file="keys.yaml")
+
+
+def test_an_llm_starts_no_ray_cluster(model: Path) -> None:
+    with pytest.raises(ValueError, match=r"distributed_executor_backend='ray': .*octavo up --on ray"):
+        LLM(str(model), **OPTIONS, data_parallel_size=2, distributed_executor_backend="ray")
