@@ -98,8 +98,8 @@ class ParallelOptions(BaseModel):
     distributed_executor_backend: Literal["mp", "ray"] = option(
         PARALLEL,
         "mp",
-        "What `octavo up` starts processes with, by vLLM's name. mp: on this machine, itself. ray: on the nodes of a Ray "
-        "cluster, as `--on ray`.",
+        "What `octavo up` starts processes with, by vLLM's name. mp: on this machine, itself. ray: on the nodes of a "
+        "Ray cluster, as `--on ray`.",
     )
     worker_threads: int = option(
         PARALLEL,
