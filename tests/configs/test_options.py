@@ -215,6 +215,12 @@ def test_graph_settings_come_as_vllm_writes_them(given: object, level: str) -> N
     assert Options(**loaded.as_file()).compilation_config == loaded.compilation_config
 
 
+def test_a_level_comes_from_a_file_and_from_the_environment(tmp_path: Path) -> None:
+    in_file = load_options(write(tmp_path, "compilation_config: 3\n"), environ={})
+    in_environment = load_options(environ={"OCTAVO_COMPILATION_CONFIG": "3"})
+    assert in_file.compilation_config.level == in_environment.compilation_config.level == "PIECEWISE"
+
+
 def test_graph_settings_of_vllms_guide() -> None:
     guide = CompilationConfig(level=CompilationLevel.PIECEWISE, cudagraph_capture_sizes=[1, 2, 4, 8, 16])
     assert (guide.level, guide.cudagraph_capture_sizes) == ("PIECEWISE", (1, 2, 4, 8, 16))
