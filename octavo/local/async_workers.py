@@ -1,6 +1,7 @@
 """An AsyncLLM's workers in processes of their own, called from the program's event loop."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from dataclasses import replace
@@ -36,21 +37,22 @@ class AsyncWorkers:
         return self._cluster.pids
 
     async def stream(self, request_id: str, asked: Asked) -> AsyncIterator[Generation]:
+        if self._failure is not None:
+            raise self._failure
         prompt, sampling, options = asked
+        flow = self._flows[request_id] = OutputFlow()
         if self._client is None:
             self._client = AsyncClient(self._cluster.targets)
-        stream = self._client.stream(prompt, sampling, **options)
-        flow = self._flows[request_id] = OutputFlow()
-        if self._failure is not None:
-            flow.notify(self._failure)
-        receiving = asyncio.create_task(self._receive(stream, flow))
         try:
-            async for output in flow.read(lambda: self._generation(stream)):
-                yield output
+            with contextlib.closing(self._client.stream(prompt, sampling, **options)) as stream:
+                receiving = asyncio.create_task(self._receive(stream, flow))
+                try:
+                    async for output in flow.read(lambda: self._generation(stream)):
+                        yield output
+                finally:
+                    receiving.cancel()
+                    await asyncio.wait({receiving})
         finally:
-            receiving.cancel()
-            await asyncio.wait({receiving})
-            stream.close()
             del self._flows[request_id]
             self._aborted.discard(request_id)
             if not self._flows and self._client is not None:

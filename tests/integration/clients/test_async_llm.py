@@ -106,6 +106,8 @@ async def test_two_replicas_stream_the_same(model: Path, expected: Sequence[Gene
         await check_streams(llm, expected)
         with pytest.raises(InvalidRequest, match="max_tokens=1000"):
             await last(llm.generate([5, 6], SamplingParams(max_tokens=1000)))
+        with pytest.raises(InvalidRequest, match="a prompt is text, messages or token ids"):
+            await last(llm.generate([-1], LONG))
         outputs = llm.generate([5, 6], LONG)
         await begun(outputs)
         await asyncio.to_thread(llm.shutdown)
