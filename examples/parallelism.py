@@ -10,7 +10,7 @@ from octavo import LLM, SamplingParams
 
 PROMPTS = ["The capital of France is", "Water boils at", "The largest planet is"]
 # Also: {"data_parallel_size": 2}; {"tensor_parallel_size": 3}, which must divide the model's heads; or several of them.
-SETTINGS: dict[str, dict[str, int]] = {"one worker": {}, "two workers": {"pipeline_parallel_size": 2}}
+SETTINGS: dict[str, dict[str, Any]] = {"one worker": {}, "two workers": {"pipeline_parallel_size": 2}}
 
 
 def main(**options: Any) -> dict[str, list[str]]:

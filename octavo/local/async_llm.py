@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
@@ -23,7 +23,7 @@ from octavo.local.running import Asked
 class Streams(Protocol):
     """Where an AsyncLLM computes its requests: in this process, or in workers of its own."""
 
-    def stream(self, request_id: str, asked: Asked) -> AsyncIterator[Generation]:
+    def stream(self, request_id: str, asked: Asked) -> AsyncGenerator[Generation, None]:
         """Yields the output so far, again and again. Closing it early cancels the request. Raises OctavoError."""
         ...
 
@@ -54,7 +54,7 @@ class AsyncLLM:
 
     async def generate(
         self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Unpack[RequestOptions]
-    ) -> AsyncIterator[Generation]:
+    ) -> AsyncGenerator[Generation, None]:
         """Yields the output so far whenever there is more of it, until output.finished.
 
         prompt: text, messages or token ids, as for LLM.generate; options: those of a client's call, such as request_id,
@@ -71,14 +71,14 @@ class AsyncLLM:
                 yield output
         finally:
             self._live.discard(request_id)
-            await outputs.aclose()  # type: ignore[attr-defined] # They are generators.
+            await outputs.aclose()
 
     def chat(
         self,
         messages: str | Sequence[Message],
         sampling: SamplingParams | None = None,
         **options: Unpack[RequestOptions],
-    ) -> AsyncIterator[Generation]:
+    ) -> AsyncGenerator[Generation, None]:
         """Yields the assistant's answer to messages as `generate` does; plain text is taken as one user message."""
         return self.generate(as_messages(messages), sampling, **options)
 
@@ -123,7 +123,7 @@ class _Here:
         # Those that were ended before they were requests.
         self._aborted: set[str] = set()
 
-    async def stream(self, request_id: str, asked: Asked) -> AsyncIterator[Generation]:
+    async def stream(self, request_id: str, asked: Asked) -> AsyncGenerator[Generation, None]:
         self._engine.check()
         flow = OutputFlow()
         self._requests[request_id] = request = None

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ class AsyncWorkers:
         """The process ids by name, such as "worker 0.1"."""
         return self._cluster.pids
 
-    async def stream(self, request_id: str, asked: Asked) -> AsyncIterator[Generation]:
+    async def stream(self, request_id: str, asked: Asked) -> AsyncGenerator[Generation, None]:
         if self._failure is not None:
             raise self._failure
         prompt, sampling, options = asked

@@ -1,8 +1,9 @@
 """Tuning of the grouped GEMM of a mixture of experts: shapes, and the tiles to try."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
+from typing import Any
 
 from kernels.moe.gemm.tiles import MAX_BLOCK_K, as_moe_tile, file_name
 from kernels.triton_common.tuned_tiles import MAX_FP8_BLOCK_K, Tile
@@ -41,6 +42,9 @@ class ExpertsShape:
     @property
     def flag(self) -> str:
         return f"{self.num_experts},{self.size},{self.hidden_size},{self.top_k}"
+
+    def fields(self) -> dict[str, Any]:
+        return asdict(self)
 
     @property
     def max_block_k(self) -> int:

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
@@ -72,7 +71,7 @@ class GpuProcess:
         Raises TuneError if no process can be started.
         """
         process = self._process or self._start()
-        answer = self._ask(process, {"op": shape.op, "M": M, "shape": asdict(shape), "tile": tile.as_json()})
+        answer = self._ask(process, {"op": shape.op, "M": M, "shape": shape.fields(), "tile": tile.as_json()})
         if answer is None:
             self.close()
             return Measurement(microseconds=None, error=f"the process ended with status {process.returncode}")

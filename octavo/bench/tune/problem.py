@@ -4,9 +4,9 @@ The tiles are those that vLLM's tuner tries, minus those that cannot be the fast
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
-from typing import Protocol
+from typing import Any, Protocol
 
 from configs.load import ConfigError
 from kernels.gemm.fp8.choose import with_parts_of_k
@@ -34,6 +34,10 @@ class Problem(Protocol):
     @property
     def flag(self) -> str:
         """The value of --shape."""
+        ...
+
+    def fields(self) -> dict[str, Any]:
+        """What the measuring process makes it from."""
         ...
 
     @property
@@ -67,6 +71,9 @@ class Shape:
     @property
     def flag(self) -> str:
         return f"{self.N},{self.K}"
+
+    def fields(self) -> dict[str, Any]:
+        return asdict(self)
 
     @property
     def max_block_k(self) -> int:

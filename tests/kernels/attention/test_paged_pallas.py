@@ -3,6 +3,8 @@
 `python -m benchmarks.kernels.pallas_attention` computes more cases. Both need the extra `tpu`.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -38,7 +40,7 @@ def check(
     dtype: str = "float32",
     head_size: int = 32,
     has_sinks: bool = False,
-    **rules: float,
+    **rules: Any,
 ) -> float:
     """Returns the largest error, over the largest number of the reference."""
     from kernels.attention.paged.pallas import paged_attention
@@ -73,7 +75,7 @@ def check(
         block_tables=tables,
         scale=head_size**-0.5,
         sinks=sinks,
-        **rules,  # type: ignore[arg-type]
+        **rules,
     )
     error = (torch.from_numpy(np.asarray(found, np.float64)) - expected).abs().max()
     return float(error / expected.abs().max())
@@ -104,7 +106,7 @@ def test_groups_of_heads(heads: tuple[int, int]) -> None:
     [{"window": 7}, {"window": 33}, {"attention_chunk": 24}, {"soft_cap": 3.0}, {"window": 20, "soft_cap": 5.0}],
 )
 @pytest.mark.parametrize("has_sinks", [False, True])
-def test_rules_of_models(rules: dict[str, float], has_sinks: bool) -> None:
+def test_rules_of_models(rules: dict[str, Any], has_sinks: bool) -> None:
     assert check([1, 30, 4], [60, 30, 45], size=16, has_sinks=has_sinks, **rules) < TOLERANCE
 
 

@@ -15,7 +15,7 @@ from kernels.triton_common.tuned_tiles import Tile
 from octavo.bench.tune import expert_case, gpu_process, measure
 from octavo.bench.tune.experts import ExpertsShape
 from octavo.bench.tune.gpu_process import GpuProcess, visible_gpu
-from octavo.bench.tune.problem import Device, Measurement, Shape, TuneError
+from octavo.bench.tune.problem import Device, Measurement, Problem, Shape, TuneError
 from octavo.cli import bench as bench_command
 from octavo.cli.main import app
 from tests.support.gpu.gpu import DEVICE
@@ -213,7 +213,7 @@ def test_an_interrupted_run_says_that_it_goes_on(
     two_gpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Interrupted(GpuProcess):
-        def measure(self, M: int, shape: Shape, tile: Tile) -> Measurement:
+        def measure(self, M: int, shape: Problem, tile: Tile) -> Measurement:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(gpu_process, "GpuProcess", Interrupted)
