@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from configs.groups.compilation import CompilationConfig, CompilationLevel, CompilationMode, CUDAGraphMode
     from octavo.client.async_client import AsyncClient, AsyncGenerationStream
     from octavo.client.connection import tls_credentials
     from octavo.client.constraints import Constraint
@@ -49,9 +50,11 @@ if TYPE_CHECKING:
     )
     from octavo.client.sync_client import Client, GenerationStream
     from octavo.client.tools import Tool, ToolCall, ToolCallPiece
+    from octavo.local.async_llm import AsyncLLM
     from octavo.local.llm import LLM
 
 _MODULES = {
+    "configs.groups.compilation": ("CUDAGraphMode", "CompilationConfig", "CompilationLevel", "CompilationMode"),
     "octavo.client.async_client": ("AsyncClient", "AsyncGenerationStream"),
     "octavo.client.sync_client": ("Client", "GenerationStream"),
     "octavo.client.tools": ("Tool", "ToolCall", "ToolCallPiece"),
@@ -73,6 +76,7 @@ _MODULES = {
         "Unavailable",
     ),
     "octavo.local.llm": ("LLM",),
+    "octavo.local.async_llm": ("AsyncLLM",),
     "octavo.client.results": (
         "Choice",
         "Delta",
@@ -98,9 +102,14 @@ __all__ = [
     "AccessDenied",
     "AsyncClient",
     "AsyncGenerationStream",
+    "AsyncLLM",
+    "CUDAGraphMode",
     "Cancelled",
     "Choice",
     "Client",
+    "CompilationConfig",
+    "CompilationLevel",
+    "CompilationMode",
     "Constraint",
     "DeadlineExceeded",
     "Delta",

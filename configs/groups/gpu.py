@@ -1,40 +1,11 @@
 """Options of workers that compute on GPUs."""
 
-import json
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, BeforeValidator
 
+from configs.groups.compilation import CompilationConfig, from_json
 from configs.groups.field import GPU, option
-
-
-class CompilationConfig(BaseModel):
-    """The use of CUDA graphs for steps. Immutable."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    # NONE: Python launches every kernel. PIECEWISE: graphs of the parts between the layers' attention. FULL: one graph
-    # for a step that only decodes, pieces for all others.
-    level: Literal["NONE", "PIECEWISE", "FULL"] = "FULL"
-    # Step sizes in tokens to capture graphs for. A step is padded to the next size; above the last one it runs without
-    # graphs. Empty: 1, 2, 4, multiples of 8 up to 256, of 16 up to 512, as far as the other options allow steps that
-    # large, and the largest step that they allow.
-    cudagraph_capture_sizes: tuple[Annotated[int, Field(ge=1, le=65_536)], ...] = ()
-
-    @field_validator("cudagraph_capture_sizes", mode="after")
-    @classmethod
-    def _in_order(cls, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(sorted(set(sizes)))
-
-
-def _from_json(value: object) -> object:
-    """Accepts JSON, from the environment or a flag."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ValueError(f'not JSON ({error}); such as \'{{"level": "FULL"}}\' is') from None
 
 
 class GpuOptions(BaseModel):
@@ -58,11 +29,12 @@ class GpuOptions(BaseModel):
         "checkpoint's scales, or 1.",
     )
     enforce_eager: bool = option(GPU, False, "Use no CUDA graphs, as with level NONE in compilation_config.")
-    compilation_config: Annotated[CompilationConfig, BeforeValidator(_from_json)] = option(
+    compilation_config: Annotated[CompilationConfig, BeforeValidator(from_json)] = option(
         GPU,
         CompilationConfig(),
         'CUDA graphs, as JSON: {"level": "NONE" | "PIECEWISE" | "FULL", "cudagraph_capture_sizes": [1, 2, 4, ...]}. '
-        "PIECEWISE: graphs of the parts between attentions. FULL: also of whole decode steps.",
+        "PIECEWISE: graphs of the parts between attentions. FULL: also of whole decode steps. Takes vLLM's levels 0 to "
+        "3, alone or as level, its mode and its cudagraph_mode, too (docs/gpu.md).",
     )
     batch_invariant: bool = option(
         GPU,

@@ -1,6 +1,6 @@
 """Options that distribute a model and its requests over processes, and bind workers to cores."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator
 
@@ -94,6 +94,12 @@ class ParallelOptions(BaseModel):
         "the last time.",
         ge=10,
         le=2**31 - 1,
+    )
+    distributed_executor_backend: Literal["mp", "ray"] = option(
+        PARALLEL,
+        "mp",
+        "What `octavo up` starts processes with, by vLLM's name. mp: on this machine, itself. ray: on the nodes of a "
+        "Ray cluster, as `--on ray`.",
     )
     worker_threads: int = option(
         PARALLEL,

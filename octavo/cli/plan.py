@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -53,7 +53,17 @@ def plan(
     gpu: Annotated[
         str,
         typer.Option(
-            metavar="NAME", rich_help_panel=_COSTS, help="A GPU, such as H200, whose data sheet gives the costs."
+            metavar="NAME|auto",
+            rich_help_panel=_COSTS,
+            help="A GPU, such as H200, whose data sheet gives the costs. auto: this machine's GPUs and their links.",
+        ),
+    ] = "",
+    device: Annotated[
+        Literal["", "cpu", "tpu"],
+        typer.Option(
+            metavar="cpu|tpu",
+            rich_help_panel=_COSTS,
+            help="Plan no load. cpu: divide the model over this machine's sockets and NUMA nodes. tpu: the page size.",
         ),
     ] = "",
     model: Annotated[
@@ -61,8 +71,8 @@ def plan(
         typer.Option(
             metavar="CONFIG",
             rich_help_panel=_COSTS,
-            help="With --gpu: a config.json, a directory with one, a .gguf file, package:NAME or a hub name. "
-            "Default: the option `model`.",
+            help="With --gpu or --device: a config.json, a directory with one, a .gguf file, package:NAME or a hub "
+            "name. Default: the option `model`.",
         ),
     ] = "",
     num_gpus: Annotated[
@@ -190,7 +200,7 @@ def plan(
     Example: [bold]octavo plan --gpu H200 --num-gpus 8 --model config.json --max-itl-ms 50[/]
     """
     try:
-        from octavo.plan.query import GpuQuery, Query, WorkloadQuery, answer
+        from octavo.plan.query import GpuQuery, Query, WorkloadQuery, answer, answer_for_device
     except ModuleNotFoundError as error:
         raise ConfigError(f"octavo plan needs the package {error.name}: pip install 'octavo[plan]'") from None
 
@@ -230,5 +240,7 @@ def plan(
         max_itl_ms=max_itl_ms,
         max_ttft_ms=max_ttft_ms,
     )
-    if not answer(query, plot=plot, as_json=as_json):
+    if device:
+        answer_for_device(query, device, as_json=as_json)
+    elif not answer(query, plot=plot, as_json=as_json):
         raise typer.Exit(_NOTHING_WITHIN_LIMITS)

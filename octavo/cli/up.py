@@ -56,6 +56,8 @@ def up(
     with shown_download(console) as progress:
         resolve_model(options.model, progress)
     start = run_cluster
+    if options.distributed_executor_backend == "ray":
+        on = "ray"
     if on == "here":
         # The processes use this download: they send no requests to the hub, and all of them load the same version.
         os.environ["HF_HUB_OFFLINE"] = "1"

@@ -120,6 +120,11 @@ class Generation:
         """The text of the first choice."""
         return self.choices[0].text
 
+    @property
+    def finished(self) -> bool:
+        """True if it grows no more."""
+        return self.usage is not None or any(each.finish_reason is FinishReason.CANCELLED for each in self.choices)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from octavo.client.assembly import Assembly
 from octavo.client.errors import InvalidRequest, ServerError
 from octavo.client.results import Generation
-from octavo.local.engine import SequenceOutput
+from octavo.local.engine import Engine, SequenceOutput
 from protos import inference_pb2 as pb
 from protos import scheduler_pb2
 from router.errors import RequestError
@@ -19,6 +19,7 @@ from router.intake.media.prompts import Prompt, expanded
 from router.intake.outputs import Outputs, includes_reasoning
 from router.intake.thinking import check_enforced
 from router.intake.validation import resolve_logprobs, resolve_sampling
+from router.replicas.session import for_scheduler
 from router.streams.choices import new_choices
 from router.text.chat_template import TemplateError
 from router.text.tokenizer import Tokenizer
@@ -105,6 +106,10 @@ class LocalRequest:
         self._assembly.accept(pb.GenerateResponse(started=started))
 
     @property
+    def request_id(self) -> str:
+        return self._assembly.request_id
+
+    @property
     def finished(self) -> bool:
         return self._assembly.finished
 
@@ -114,6 +119,28 @@ class LocalRequest:
     def take_prompt_logprobs(self, frame: pb.PromptLogprobs) -> None:
         self._choices[0].fill_prompt_token_bytes(frame.logprobs)
         self._assembly.accept(pb.GenerateResponse(prompt_logprobs=frame))
+
+    def ask(self, engine: Engine, group: int) -> None:
+        """Submits the request, or the next step of a search, as a group of the engine's. Raises InvalidRequest."""
+        engine.submit(group, self.prompt_token_ids, for_scheduler(self.sampling), items=self.items, files=self.files)
+
+    def follow(self, engine: Engine, group: int, index: int, output: SequenceOutput) -> bool:
+        """Takes one step's output for a sequence of its group. Returns True if the group is done: the request has
+        finished, or asks again.
+
+        Raises ServerError if the engine could not compute it, InvalidRequest if that is the request's fault.
+        """
+        if self.take(index, output):
+            for end in engine.cancel(group, [index]):
+                self.note_end(index, end)
+        return self.finished
+
+    def cancel(self, engine: Engine, group: int) -> None:
+        """Ends what is left of the request."""
+        for end in engine.cancel(group):
+            _, index = end.key
+            held = len(self._choices[index].token_ids)
+            self.take(index, SequenceOutput(key=end.key, first_token=held, end=end))
 
     def take(self, index: int, output: SequenceOutput) -> bool:
         """Takes one step's output for a choice. Returns True if a stop string ended it: the caller then cancels it in

@@ -61,6 +61,17 @@ class LocalSearch(LocalRequest):
         outputs = [beam.token_ids for beam in live]
         engine.submit(group, self.prompt_token_ids, sampling, outputs, items=self.items, files=self.files)
 
+    def follow(self, engine: Engine, group: int, index: int, output: SequenceOutput) -> bool:
+        return self.take_answer(index, output)
+
+    def cancel(self, engine: Engine, group: int) -> None:
+        engine.cancel(group)
+        for choice in self._choices:
+            piece = choice.advance(0, (), [], SequenceFinish(reason=pb.FINISH_REASON_CANCELLED))
+            if piece is not None:
+                self._assembly.accept(piece.message())
+        self._finish()
+
     def take_answer(self, beam: int, output: SequenceOutput) -> bool:
         """Takes the engine's output for a beam. Returns True once each beam of the step has its answer, which the
         search has taken then.

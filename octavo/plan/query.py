@@ -6,12 +6,24 @@ from pathlib import Path
 
 from configs.load import load_options
 from configs.options import Options
-from octavo.plan.costs.hardware import default_interconnect, find_gpu, parse_interconnect
+from octavo.plan.costs.hardware import (
+    Gpu,
+    Interconnect,
+    default_interconnect,
+    find_gpu,
+    gpu_of_driver,
+    machine_interconnect,
+    parse_interconnect,
+)
 from octavo.plan.costs.model_shape import read_shape
 from octavo.plan.costs.samples import read_measurements
 from octavo.plan.errors import PlanError
 from octavo.plan.grid import AXES, Limits, best_of, parse_axis, settings_of, try_settings
-from octavo.plan.recommend import layouts, print_recommendation, recommend
+from octavo.plan.machine.advice import gpu_advice
+from octavo.plan.machine.answers import print_cpu, print_tpu
+from octavo.plan.machine.cpu_nodes import read_cpu_nodes
+from octavo.plan.machine.gpu_links import gpu_names, read_gpu_links
+from octavo.plan.recommend import layouts, print_advice, print_recommendation, recommend
 from octavo.plan.report import print_lines, print_table
 from octavo.plan.targets import GpuTarget, Setting, Target, measured_target
 from octavo.plan.workload import Workload, parse_lengths, read_arrivals, synthesize
@@ -25,7 +37,8 @@ _LAYER_PARAM_BYTES = {"fp8": 1.0, "int8": 1.0, "int4": 0.5 + 4 / 32}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuQuery:
-    """The flags for GPUs. name: empty if the costs are measured. num_gpus: GPUs to find a layout for, or 0."""
+    """The flags for GPUs. name: empty if the costs are measured; auto: this machine's. num_gpus: GPUs to find a layout
+    for, or 0."""
 
     name: str
     model: str
@@ -35,6 +48,8 @@ class GpuQuery:
     gpu_memory_utilization: float
     quantization: str
     kv_cache_dtype: str
+    # This machine's, for the name auto.
+    own_links: Interconnect | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +82,21 @@ class Query:
     max_ttft_ms: float | None
 
 
+def answer_for_device(query: Query, device: str, *, as_json: bool) -> None:
+    """Prints how a model is divided over this machine's CPUs, or its pages on TPUs. Raises PlanError, ConfigError."""
+    for flag, given in (("--fit", bool(query.fit)), ("--gpu", bool(query.gpu.name))):
+        if given:
+            raise PlanError(f"--device={device} and {flag}: give one of them")
+    options, model = _base_options(query), read_shape(query.gpu.model or _base_options(query).model)
+    if query.gpu.quantization in _LAYER_PARAM_BYTES:
+        model = replace(model, layer_param_bytes=_LAYER_PARAM_BYTES[query.gpu.quantization])
+    if device == "cpu":
+        print_cpu(model, read_cpu_nodes(), as_json=as_json)
+    else:
+        longest = options.max_model_len or model.max_model_len
+        print_tpu(model, max_model_len=longest, max_num_seqs=options.max_num_seqs, as_json=as_json)
+
+
 def answer(query: Query, *, plot: Path | None, as_json: bool) -> bool:
     """Simulates the settings and prints the outcomes. Returns False if no setting keeps the limits.
 
@@ -76,6 +106,7 @@ def answer(query: Query, *, plot: Path | None, as_json: bool) -> bool:
         raise PlanError(
             "speculative_config: what drafts gain depends on how many are right: give --acceptance, from 0 to 1"
         )
+    query = _with_own_gpus(query)
     target = _target(query)
     settings = _settings(query, target)
 
@@ -97,11 +128,41 @@ def answer(query: Query, *, plot: Path | None, as_json: bool) -> bool:
         print_table(outcomes, limits, best, title=target.title, with_obstacles=recommendation is None)
         if recommendation:
             print_recommendation(recommendation)
+        if isinstance(target, GpuTarget) and query.gpu.num_gpus > 1:
+            _print_advice(target, query.gpu.num_gpus, workload, settings)
     if plot:
         from octavo.plan.plots import draw  # matplotlib takes half a second
 
         draw(plot, outcomes, limits, best, title=target.title)
     return best is not None
+
+
+def _print_advice(target: GpuTarget, num_gpus: int, workload: Workload, settings: Sequence[Setting]) -> None:
+    num_rows = workload.concurrency or settings[0].max_num_seqs
+    context = int(workload.prompt_lens.mean() + workload.output_lens.mean() / 2)
+    advice = gpu_advice(target.model, target.gpu, target.interconnect, num_gpus, num_rows=num_rows, context=context)
+    print_advice(advice, num_rows=num_rows)
+
+
+def _with_own_gpus(query: Query) -> Query:
+    """Puts this machine's GPUs in place of --gpu auto: their kind, their number and their links. Raises PlanError."""
+    if query.gpu.name != "auto":
+        return query
+    names = gpu_names()
+    gpu = gpu_of_driver(names[0])
+    links = None
+    if len(names) > 1 and not query.gpu.interconnect:
+        found = read_gpu_links()
+        links = machine_interconnect(
+            gpu,
+            num_gpus=found.num_gpus,
+            num_nvlinks=found.num_nvlinks,
+            island_size=found.island_size,
+            pcie=found.worst_pcie,
+        )
+    given = any(query.axes[name] for name in _LAYOUT_AXES)
+    num_gpus = query.gpu.num_gpus or (0 if given else len(names))
+    return replace(query, gpu=replace(query.gpu, name=gpu.name, num_gpus=num_gpus, own_links=links))
 
 
 def _base_options(query: Query) -> Options:
@@ -146,11 +207,15 @@ def _gpu_target(query: GpuQuery, options: Options) -> GpuTarget:
     return GpuTarget(
         gpu=gpu,
         model=model,
-        interconnect=parse_interconnect(query.interconnect or default_interconnect(gpu), gpu, query.gpus_per_node),
+        interconnect=query.own_links or _asked_links(query, gpu),
         gpu_memory_utilization=query.gpu_memory_utilization,
         kv_value_bytes=1.0 if query.kv_cache_dtype == "fp8" else 2.0,
         max_model_len=options.max_model_len or model.max_model_len,
     )
+
+
+def _asked_links(query: GpuQuery, gpu: Gpu) -> Interconnect:
+    return parse_interconnect(query.interconnect or default_interconnect(gpu), gpu, query.gpus_per_node)
 
 
 def _settings(query: Query, target: Target) -> list[Setting]:

@@ -8,6 +8,7 @@ from rich.console import Console
 from octavo.plan.costs.model_shape import ModelShape
 from octavo.plan.errors import PlanError
 from octavo.plan.grid import Limits, Outcome, violations
+from octavo.plan.machine.advice import GpuAdvice
 from octavo.plan.report import largest_parts
 from octavo.plan.simulate import Run
 from octavo.plan.targets import Setting
@@ -80,6 +81,15 @@ def print_recommendation(recommendation: Recommendation) -> None:
         console.print(f"Nothing to recommend: {recommendation.reason}", style="bold yellow", highlight=False)
     for setting, why in recommendation.rejected:
         console.print(f"not {name_of(setting)}: {why}", style="dim", highlight=False)
+
+
+def print_advice(advice: GpuAdvice, *, num_rows: int) -> None:
+    """Prints what tensor and pipeline parallelism give, which to take, and why."""
+    console = Console()
+    console.print(f"One replica on all GPUs, {num_rows} sequences that decode:", highlight=False)
+    for split in advice.splits:
+        console.print(f"  {split}", highlight=False)
+    console.print(f"take {advice.take}: {advice.reason}", style="bold", highlight=False)
 
 
 def _why(best: Outcome, outcomes: Sequence[Outcome], limits: Limits) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.groups.compilation import CompilationConfig, CompilationLevel, CompilationMode, CUDAGraphMode
 from configs.load import ConfigError, load_options
 from configs.options import Options
 from tests.support.repository import ROOT, files, name
@@ -198,11 +199,55 @@ def test_graph_settings_come_as_a_mapping_and_as_json_and_sizes_get_in_order(tmp
 
 
 @pytest.mark.parametrize(
+    ("given", "level"),
+    [
+        (0, "NONE"),
+        (1, "NONE"),
+        ("2", "NONE"),
+        ("3", "PIECEWISE"),
+        ('{"level": 3}', "PIECEWISE"),
+        (CompilationConfig(level=CompilationLevel.PIECEWISE), "PIECEWISE"),
+        (CompilationConfig(CompilationLevel.NO_COMPILATION), "NONE"),
+        (CompilationConfig(mode=CompilationMode.VLLM_COMPILE), "FULL"),
+        (CompilationConfig(mode=CompilationMode.DYNAMO_TRACE_ONCE), "NONE"),
+        ('{"mode": "VLLM_COMPILE"}', "FULL"),
+        ('{"mode": 3, "cudagraph_mode": "PIECEWISE"}', "PIECEWISE"),
+        ({"level": 0, "cudagraph_mode": "FULL_AND_PIECEWISE"}, "FULL"),
+        (CompilationConfig(cudagraph_mode=CUDAGraphMode.NONE), "NONE"),
+        (CompilationConfig(cudagraph_mode="FULL_DECODE_ONLY"), "FULL"),
+        (CompilationConfig(level="FULL"), "FULL"),
+        (CompilationConfig(), "FULL"),
+    ],
+)
+def test_graph_settings_come_as_vllm_writes_them(given: object, level: str) -> None:
+    loaded = load_options(flags={"compilation_config": given}, environ={})
+    assert loaded.compilation_config.level == level
+    assert Options(**loaded.as_file()).compilation_config == loaded.compilation_config
+
+
+def test_a_level_comes_from_a_file_and_from_the_environment(tmp_path: Path) -> None:
+    in_file = load_options(write(tmp_path, "compilation_config: 3\n"), environ={})
+    in_environment = load_options(environ={"OCTAVO_COMPILATION_CONFIG": "3"})
+    assert in_file.compilation_config.level == in_environment.compilation_config.level == "PIECEWISE"
+
+
+def test_graph_settings_of_vllms_guide() -> None:
+    guide = CompilationConfig(level=CompilationLevel.PIECEWISE, cudagraph_capture_sizes=[1, 2, 4, 8, 16])
+    assert (guide.level, guide.cudagraph_capture_sizes) == ("PIECEWISE", (1, 2, 4, 8, 16))
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         ('{"level": "3"}', ["compilation_config.level='3' as a flag", "'NONE', 'PIECEWISE' or 'FULL'"]),
         ('{"cudagraph_capture_sizes": [0]}', ["compilation_config.cudagraph_capture_sizes.0=0", "equal to 1"]),
         ("FULL", ["compilation_config='FULL' as a flag", "not JSON", '"level"']),
+        ("4", ["level=4: use one of 0 (NO_COMPILATION)", "3 (PIECEWISE)"]),
+        ('{"mode": 7}', ["mode=7: use one of 0 (NONE)", "3 (VLLM_COMPILE)"]),
+        ('{"cudagraph_mode": "ALL"}', ["cudagraph_mode='ALL': use one of NONE, PIECEWISE, FULL"]),
+        ('{"level": 3, "mode": 3}', ["level=3 and mode=3", "give one of them"]),
+        ('{"level": "FULL", "cudagraph_mode": "NONE"}', ["both choose the graphs: give one of them"]),
+        ("true", ["compilation_config=True as a flag", "valid dictionary"]),
     ],
 )
 def test_graph_settings_that_cannot_be_are_refused(text: str, words: list[str]):

@@ -7,10 +7,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 import torch
 
+from configs.groups.compilation import GraphLevel
 from kernels.linear.residual import Residual
 from worker.device.device import Device, Graph
 from worker.gpu.engine import GpuEngine, most_logits
@@ -20,8 +20,6 @@ from worker.sampling.filters import SamplingKind
 from worker.step.batch import GpuBatch
 
 _log = logging.getLogger("octavo.worker")
-
-GraphLevel = Literal["NONE", "PIECEWISE", "FULL"]
 
 # vLLM's sizes. Beyond 512 tokens a step computes for longer than Python takes to launch its kernels.
 _LARGEST_DEFAULT = 512

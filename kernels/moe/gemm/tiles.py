@@ -63,7 +63,7 @@ def tile_for(num_pairs: int, num_experts: int) -> MoeTile:
 _MAX_FP8_BLOCK_N = 128
 # The fewest columns that tensor cores take in Triton.
 _MIN_BLOCK_N = 16
-_MAX_BLOCK_K = 256
+MAX_BLOCK_K = 256
 
 logger = logging.getLogger(__name__)
 
@@ -106,13 +106,14 @@ def _tiles(num_experts: int, size: int, device_name: str, is_fp8: bool, folder: 
     if path is None:
         logger.warning(
             "no tuned configuration %s: default tiles are used (%s, by the number of pairs per expert), which may be "
-            "slower; a file of that name made for vLLM is read from the folder that %s names",
+            "slower; `octavo bench kernels --tune moe_gemm` makes one, and a file of that name made for vLLM is read "
+            "from the folder that %s names",
             name,
             ", ".join(f"{tile.block_m} x {tile.down_block_n}" for tile in (FEW, SOME, MANY)),
             FOLDER_VARIABLE,
         )
         return None
-    tiles = read_tiles(path, max_block_k=MAX_FP8_BLOCK_K if is_fp8 else _MAX_BLOCK_K)
+    tiles = read_tiles(path, max_block_k=MAX_FP8_BLOCK_K if is_fp8 else MAX_BLOCK_K)
     for num_tokens, tile in tiles.items():
         if tile.split_k != 1:
             raise TunedConfigError(

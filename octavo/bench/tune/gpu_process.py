@@ -8,14 +8,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
 
 import torch
 
 from kernels.triton_common.tuned_tiles import Tile
-from octavo.bench.tune.problem import Device, Measurement, Shape, TuneError
+from octavo.bench.tune.problem import Device, Measurement, Problem, TuneError
 
 # Time for a process that has closed its pipes to end.
 _END_S = 10.0
@@ -66,13 +65,13 @@ class GpuProcess:
         self._environment = {**os.environ, "CUDA_VISIBLE_DEVICES": visible_gpu(number, os.environ)}
         self._process: subprocess.Popen[str] | None = None
 
-    def measure(self, M: int, shape: Shape, tile: Tile) -> Measurement:
+    def measure(self, M: int, shape: Problem, tile: Tile) -> Measurement:
         """Measures one tile; if the process ends instead of answering, that is the tile's error.
 
         Raises TuneError if no process can be started.
         """
         process = self._process or self._start()
-        answer = self._ask(process, {"M": M, "shape": asdict(shape), "tile": tile.as_json()})
+        answer = self._ask(process, {"op": shape.op, "M": M, "shape": shape.fields(), "tile": tile.as_json()})
         if answer is None:
             self.close()
             return Measurement(microseconds=None, error=f"the process ended with status {process.returncode}")

@@ -1,6 +1,6 @@
 """Times tiles on one GPU: `python -m octavo.bench.tune.measure` answers questions, one line of JSON each.
 
-    {"M": 16, "shape": {"N": .., "K": .., "blockwise": true}, "tile": {"BLOCK_SIZE_M": ..}}
+    {"op": "fp8_gemm", "M": 16, "shape": {"N": .., "K": .., "blockwise": true}, "tile": {"BLOCK_SIZE_M": ..}}
     {"microseconds": 12.5, "error": "", "is_last": false}
 
 is_last: this process can no longer use the GPU and ends. An empty question is answered once the process is ready.
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import triton
@@ -20,6 +20,8 @@ from kernels.gemm.fp8.dispatch import fp8_gemm
 from kernels.gemm.quantize.reference import GROUP, spread
 from kernels.gemm.quantize.triton import quantize_blocks, quantize_groups, quantize_tokens
 from kernels.triton_common.tuned_tiles import Tile, tile_from_json
+from octavo.bench.tune.expert_case import expert_case
+from octavo.bench.tune.experts import ExpertsShape
 from octavo.bench.tune.problem import Shape
 
 # Largest error over the largest output: bfloat16 rounds by 2^-9 of a number, sums of e4m3 products add less.
@@ -28,10 +30,26 @@ _TOLERANCE = 2**-7
 _WARM_UP, _MEASURED = 5, 30
 
 
+class Case(Protocol):
+    """One batch of what is tuned. tolerance: largest error over the largest output."""
+
+    @property
+    def expected(self) -> torch.Tensor: ...
+
+    @property
+    def tolerance(self) -> float: ...
+
+    def compute(self, tile: Tile) -> torch.Tensor: ...
+
+
 @dataclass(frozen=True)
-class Inputs:
+class GemmCase:
     arguments: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
     expected: torch.Tensor
+    tolerance: float = _TOLERANCE
+
+    def compute(self, tile: Tile) -> torch.Tensor:
+        return fp8_gemm(*self.arguments, path="triton", tile=tile)
 
 
 def time_on_gpu(call: Callable[[], object]) -> float:
@@ -41,13 +59,14 @@ def time_on_gpu(call: Callable[[], object]) -> float:
 
 def answer(question: dict[str, Any], *, device: str, timer: Callable[[Callable[[], object]], float]) -> dict[str, Any]:
     """Computes once, compares with the reference, then times. timer: returns the milliseconds of a call."""
-    shape, tile = Shape(**question["shape"]), tile_from_json(question["tile"])
+    shape = (ExpertsShape if question["op"] == "moe_gemm" else Shape)(**question["shape"])
+    tile = tile_from_json(question["tile"], max_block_k=shape.max_block_k)
     try:
-        inputs = _inputs(question["M"], shape, device)
-        error = _error(inputs, tile)
-        if error > _TOLERANCE:
+        case = _case(question["M"], shape, device)
+        error = _error(case, tile)
+        if error > case.tolerance:
             return _answer(None, f"wrong by {error:.2g} of the largest output", is_last=False)
-        milliseconds = timer(lambda: fp8_gemm(*inputs.arguments, path="triton", tile=tile))
+        milliseconds = timer(lambda: case.compute(tile))
     except Exception as failure:  # noqa: BLE001 - any failure of compiler or GPU is the tile's result
         # After an illegal access, CUDA no longer works in this process.
         is_last = isinstance(failure, RuntimeError) and "CUDA" in str(failure)
@@ -59,15 +78,19 @@ def _answer(microseconds: float | None, error: str, *, is_last: bool) -> dict[st
     return {"microseconds": microseconds, "error": error, "is_last": is_last}
 
 
-def _error(inputs: Inputs, tile: Tile) -> float:
-    y = fp8_gemm(*inputs.arguments, path="triton", tile=tile).float()
-    worst = (y - inputs.expected).abs().max() / inputs.expected.abs().max()
+def _error(case: Case, tile: Tile) -> float:
+    y = case.compute(tile).float()
+    worst = (y - case.expected).abs().max() / case.expected.abs().max()
     return float(worst.nan_to_num(torch.inf))
 
 
 # One entry is enough: all tiles of a batch size are tried in a row.
 @lru_cache(maxsize=1)
-def _inputs(M: int, shape: Shape, device: str) -> Inputs:
+def _case(M: int, shape: Shape | ExpertsShape, device: str) -> Case:
+    return expert_case(M, shape, device) if isinstance(shape, ExpertsShape) else _gemm_case(M, shape, device)
+
+
+def _gemm_case(M: int, shape: Shape, device: str) -> GemmCase:
     generator = torch.Generator(device).manual_seed(0)
     x = torch.randn(M, shape.K, generator=generator, device=device, dtype=torch.bfloat16)
     weight = torch.randn(shape.N, shape.K, generator=generator, device=device, dtype=torch.bfloat16)
@@ -79,7 +102,7 @@ def _inputs(M: int, shape: Shape, device: str) -> Inputs:
         (q_x, x_scales), (q_weight, weight_scales) = quantize_tokens(x), quantize_tokens(weight)
         x_spread, weight_spread = x_scales, weight_scales
     expected = (q_x.float() * x_spread) @ (q_weight.float() * weight_spread).t()
-    return Inputs(arguments=(q_x, q_weight, x_scales, weight_scales), expected=expected)
+    return GemmCase(arguments=(q_x, q_weight, x_scales, weight_scales), expected=expected)
 
 
 def main() -> int:

@@ -8,20 +8,24 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from octavo.bench.tune.problem import Shape
+from octavo.bench.tune.problem import Problem
 from octavo.bench.tune.tuner import Best
 
 
 def best_as_json(best: Best) -> dict[str, Any]:
     shape = best.shape
     return {
-        "op": "fp8_gemm", "N": shape.N, "K": shape.K, "scales": "block" if shape.blockwise else "channel", "M": best.M,
+        "op": shape.op, **shape.sizes, "M": best.M,
         "microseconds": round(best.microseconds, 3), "tflops": round(_tflops(best), 1), "tile": best.tile.as_json(),
         "num_tried": best.num_tried, "num_failed": best.num_failed,
     }  # fmt: skip
 
 
-def print_table(shape: Shape, bests: Sequence[Best], path: Path) -> None:
+def title_of(shape: Problem) -> str:
+    return ", ".join(f"{name}={value}" for name, value in shape.sizes.items() if isinstance(value, int))
+
+
+def print_table(shape: Problem, bests: Sequence[Best], path: Path) -> None:
     # Fits into 80 columns.
     names = ("M", "us", "TFLOP/s", "tile", "warps", "stages", "group", "parts", "failed")
     table = Table(*names, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
@@ -36,10 +40,10 @@ def print_table(shape: Shape, bests: Sequence[Best], path: Path) -> None:
             f"{best.num_failed}/{best.num_tried}",
         )  # fmt: skip
     console = Console()
-    console.print(f"N={shape.N}, K={shape.K}", style="bold", highlight=False)
+    console.print(title_of(shape), style="bold", highlight=False)
     console.print(table)
     console.print(str(path), style="dim", highlight=False, soft_wrap=True)
 
 
 def _tflops(best: Best) -> float:
-    return 2 * best.M * best.shape.N * best.shape.K / best.microseconds / 1e6
+    return best.shape.flops(best.M) / best.microseconds / 1e6

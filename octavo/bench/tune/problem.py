@@ -3,16 +3,53 @@
 The tiles are those that vLLM's tuner tries, minus those that cannot be the fastest.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from itertools import product
+from typing import Any, Protocol
 
 from configs.load import ConfigError
 from kernels.gemm.fp8.choose import with_parts_of_k
-from kernels.triton_common.tuned_tiles import Tile
+from kernels.gemm.fp8.tuned_files import file_name as gemm_file_name
+from kernels.triton_common.tuned_tiles import MAX_FP8_BLOCK_K, Tile
 
 
 class TuneError(ConfigError):
     """An error that stops a tuning run; the message names the option or file, the value seen and what would work."""
+
+
+class Problem(Protocol):
+    """What is tuned: the shapes of an op, for batches of any size."""
+
+    @property
+    def op(self) -> str:
+        """The op's name, as --tune takes it."""
+        ...
+
+    @property
+    def sizes(self) -> Mapping[str, int | str]:
+        """The sizes, by their names in output."""
+        ...
+
+    @property
+    def flag(self) -> str:
+        """The value of --shape."""
+        ...
+
+    def fields(self) -> dict[str, Any]:
+        """What the measuring process makes it from."""
+        ...
+
+    @property
+    def max_block_k(self) -> int: ...
+
+    def file_name(self, device_name: str) -> str: ...
+
+    def candidates(self, M: int, device: "Device") -> list[Tile]:
+        """The tiles to try for a batch of M tokens, in a fixed order."""
+        ...
+
+    def flops(self, M: int) -> float: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +59,34 @@ class Shape:
     N: int
     K: int
     blockwise: bool
+
+    @property
+    def op(self) -> str:
+        return "fp8_gemm"
+
+    @property
+    def sizes(self) -> Mapping[str, int | str]:
+        return {"N": self.N, "K": self.K, "scales": "block" if self.blockwise else "channel"}
+
+    @property
+    def flag(self) -> str:
+        return f"{self.N},{self.K}"
+
+    def fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def max_block_k(self) -> int:
+        return MAX_FP8_BLOCK_K
+
+    def file_name(self, device_name: str) -> str:
+        return gemm_file_name(self.N, self.K, device_name, blockwise=self.blockwise)
+
+    def candidates(self, M: int, device: "Device") -> list[Tile]:
+        return candidates(M, self, device)
+
+    def flops(self, M: int) -> float:
+        return 2 * M * self.N * self.K
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from kernels.gemm.fp8.tuned_files import file_name
-from kernels.triton_common.tuned_tiles import Tile, TileError, TunedConfigError, read_tiles, tile_from_json, write_tiles
-from octavo.bench.tune.problem import Device, Measurement, Shape, TuneError, candidates
+from kernels.triton_common.tuned_tiles import (
+    MAX_FP8_BLOCK_K,
+    Tile,
+    TileError,
+    TunedConfigError,
+    read_tiles,
+    tile_from_json,
+    write_tiles,
+)
+from octavo.bench.tune.problem import Device, Measurement, Problem, TuneError
 
 Measured = dict[int, dict[Tile, Measurement]]
 
@@ -20,9 +27,11 @@ class PartialResults:
     """Measurements by batch size and tile, read from a file and appended to it. `close` keeps the file, `remove`
     deletes it."""
 
-    def __init__(self, path: Path, measured_with: Mapping[str, str]) -> None:
-        """Raises TuneError if the file was begun with other versions or another device, or has an unknown format."""
+    def __init__(self, path: Path, measured_with: Mapping[str, str], max_block_k: int = MAX_FP8_BLOCK_K) -> None:
+        """max_block_k: of the op's tiles. Raises TuneError if the file was begun with other versions or another device,
+        or has an unknown format."""
         self.path = path
+        self._max_block_k = max_block_k
         self.measured: Measured = {}
         lines = self._whole_lines()
         if lines:
@@ -73,7 +82,9 @@ class PartialResults:
         values = self._object(number, line)
         try:
             measurement = Measurement(microseconds=values["microseconds"], error=values["error"])
-            self.measured.setdefault(values["M"], {})[tile_from_json(values["tile"])] = measurement
+            self.measured.setdefault(values["M"], {})[tile_from_json(values["tile"], max_block_k=self._max_block_k)] = (
+                measurement
+            )
         except (KeyError, TileError) as error:
             raise self._unusable(number, repr(error)) from None
 
@@ -97,7 +108,7 @@ def _shown(values: Mapping[str, str]) -> str:
 class Gpu(Protocol):
     """Measures on one GPU."""
 
-    def measure(self, M: int, shape: Shape, tile: Tile) -> Measurement: ...
+    def measure(self, M: int, shape: Problem, tile: Tile) -> Measurement: ...
 
     def close(self) -> None: ...
 
@@ -107,7 +118,7 @@ class Best:
     """The fastest tile of one batch size."""
 
     M: int
-    shape: Shape
+    shape: Problem
     tile: Tile
     microseconds: float
     num_tried: int
@@ -126,12 +137,12 @@ class Tuner:
         self._measured_with = dict(measured_with)
         self._open_gpu = open_gpu
 
-    def num_candidates(self, shape: Shape, batch_sizes: Sequence[int]) -> int:
-        return sum(len(candidates(M, shape, self._device)) for M in batch_sizes)
+    def num_candidates(self, shape: Problem, batch_sizes: Sequence[int]) -> int:
+        return sum(len(shape.candidates(M, self._device)) for M in batch_sizes)
 
     def tune(
         self,
-        shape: Shape,
+        shape: Problem,
         batch_sizes: Sequence[int],
         *,
         on_tries: Callable[[int], None],
@@ -143,12 +154,12 @@ class Tuner:
         called for each batch size that is done. Calls come from any thread, one at a time. Raises TuneError;
         measurements are kept.
         """
-        path = self._folder / file_name(shape.N, shape.K, self._device.name, blockwise=shape.blockwise)
+        path = self._folder / shape.file_name(self._device.name)
         try:
-            tiles = read_tiles(path) if path.exists() else {}
+            tiles = read_tiles(path, max_block_k=shape.max_block_k) if path.exists() else {}
         except TunedConfigError as error:
             raise TuneError(str(error)) from None
-        results = PartialResults(path.with_name(path.name + ".partial"), self._measured_with)
+        results = PartialResults(path.with_name(path.name + ".partial"), self._measured_with, shape.max_block_k)
         try:
             bests = _Run(self._device, shape, results, on_tries, on_best).spread(batch_sizes, self._open_gpu)
             write_tiles(path, tiles | {best.M: best.tile for best in bests})
@@ -165,7 +176,7 @@ class _Run:
     def __init__(
         self,
         device: Device,
-        shape: Shape,
+        shape: Problem,
         results: PartialResults,
         on_tries: Callable[[int], None],
         on_best: Callable[[Best], None],
@@ -206,7 +217,7 @@ class _Run:
             self._tune(M, gpu)
 
     def _tune(self, M: int, gpu: Gpu) -> None:
-        tiles = candidates(M, self._shape, self._device)
+        tiles = self._shape.candidates(M, self._device)
         known = {tile: measurement for tile, measurement in self._results.measured.get(M, {}).items() if tile in tiles}
         with self._lock:
             self._on_tries(len(known))
@@ -225,12 +236,12 @@ class _Run:
             self._on_best(best)
 
 
-def _best(M: int, shape: Shape, tries: Mapping[Tile, Measurement]) -> Best:
+def _best(M: int, shape: Problem, tries: Mapping[Tile, Measurement]) -> Best:
     """Picks the fastest tile. tries: in the order of candidates; the first wins if times are equal."""
     times = {tile: tried.microseconds for tile, tried in tries.items() if tried.microseconds is not None}
     if not times:
         first = next(iter(tries.values()), Measurement(microseconds=None, error="there is no candidate"))
-        raise TuneError(f"--shape {shape.N},{shape.K}: no tile works for a batch of {M}; the first one: {first.error}")
+        raise TuneError(f"--shape {shape.flag}: no tile works for a batch of {M}; the first one: {first.error}")
     tile = min(times, key=lambda tile: times[tile])
     return Best(
         M=M, shape=shape, tile=tile, microseconds=times[tile], num_tried=len(tries), num_failed=len(tries) - len(times)

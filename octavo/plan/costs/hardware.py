@@ -1,6 +1,7 @@
 """Known GPUs, with the dense rates of their data sheets, and the links between them."""
 
 import difflib
+import re
 from dataclasses import dataclass
 
 from octavo.plan.errors import PlanError
@@ -77,6 +78,25 @@ def find_gpu(name: str) -> Gpu:
     raise PlanError(f"--gpu {name!r} is not known{hint}; known are {', '.join(GPUS)}")
 
 
+# Names of nvidia-smi that have neither a GPU's name above nor an alias, by what is in them; the first that fits.
+_IN_NAMES = (
+    ("H100 PCIe", "H100 PCIe"), ("H100 NVL", "H100 NVL"), ("H100", "H100 SXM"), ("H200", "H200"), ("B200", "B200"),
+    ("A100-SXM4-40GB", "A100 40GB"), ("A100-PCIE-40GB", "A100 40GB"), ("A100", "A100 80GB"), ("L40S", "L40S"),
+    ("L4", "L4"), ("A10", "A10"), ("RTX 6000 Ada", "RTX 6000 Ada"), ("RTX 5090", "RTX 5090"), ("RTX 4090", "RTX 4090"),
+    ("RTX 3090", "RTX 3090"),
+)  # fmt: skip
+
+
+def gpu_of_driver(name: str) -> Gpu:
+    """Finds the GPU that nvidia-smi calls so, such as "NVIDIA H100 80GB HBM3". Raises PlanError."""
+    for part, known in _IN_NAMES:
+        if re.search(rf"\b{re.escape(part)}\b", name):
+            return GPUS[known]
+    raise PlanError(
+        f"--gpu auto: this machine has {name!r}, whose data sheet is not known; known are {', '.join(GPUS)}"
+    )
+
+
 # Share of a link's data-sheet rate that a large collective reaches.
 _EFFICIENCY = 0.75
 # Seconds for a small message from one GPU to the next within a collective, including its kernel's start.
@@ -130,6 +150,27 @@ def parse_interconnect(text: str, gpu: Gpu, gpus_per_node: int) -> Interconnect:
 def default_interconnect(gpu: Gpu) -> str:
     """The GPU's fastest kind of link."""
     return "nvlink" if gpu.link else "pcie"
+
+
+# NVLinks of a GPU by the rate of all of them together.
+_NUM_NVLINKS = {900e9: 18, 450e9: 18, 300e9: 12, 56e9: 4}
+# Share of PCIe's rate between two sockets, through both hosts' memory [est].
+_ACROSS_SOCKETS = 0.5
+
+
+def machine_interconnect(gpu: Gpu, *, num_gpus: int, num_nvlinks: int, island_size: int, pcie: str) -> Interconnect:
+    """The links of one host, as nvidia-smi tells them.
+
+    num_nvlinks: of a pair with NVLink; 0: there is none. island_size: GPUs that NVLink connects, each with each. pcie:
+    nvidia-smi's name of the longest way between GPUs without NVLink, such as SYS.
+    """
+    rate = gpu.pcie * (_ACROSS_SOCKETS if pcie == "SYS" else 1.0)
+    over_pcie = _link(f"pcie ({pcie})", rate, "pcie")
+    if not num_nvlinks or gpu.link is None:
+        return Interconnect(within=over_pcie, between=over_pcie, gpus_per_node=num_gpus)
+    share = min(1.0, num_nvlinks / _NUM_NVLINKS[gpu.link])
+    nvlink = _link(f"nvlink ({num_nvlinks} links)", gpu.link * share, "nvlink")
+    return Interconnect(within=nvlink, between=over_pcie if pcie else nvlink, gpus_per_node=island_size)
 
 
 def _parse_link(text: str, gpu: Gpu) -> Link:

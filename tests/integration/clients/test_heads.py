@@ -7,6 +7,7 @@ import pytest
 from octavo import SamplingParams
 from octavo.local.llm import LLM
 from tests.integration.clients.test_speculation import CHATS
+from tests.support.local import engine_of
 from tests.support.models.smollm2_head import write_smollm2_head
 from tests.support.scheduler.costs import make_drafts_free
 
@@ -30,4 +31,4 @@ def test_outputs_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     config = {"method": "eagle3", "model": str(write_smollm2_head(tmp_path)), "num_speculative_tokens": 3}
     llm = LLM(worker_threads=2, speculative_config=config)
     assert outputs_of(llm) == outputs_of(LLM(worker_threads=2))
-    assert llm._engine._core.stats.num_draft_tokens > 0
+    assert engine_of(llm)._core.stats.num_draft_tokens > 0

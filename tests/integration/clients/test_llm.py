@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from configs.load import load_options
 from octavo import LLM, Constraint, FinishReason, InvalidRequest, SamplingParams, Tool
+from octavo.local.engine import build_engine
 from tests.fakes.routers import smollm2_tokenizer
 from tests.support.models.tiny_model import VOCAB_SIZE, make_tiny_model
 from tests.support.up import COMMAND, environment
@@ -87,10 +89,10 @@ def test_a_chat_may_have_tools_and_a_budget_of_reasoning(smollm: LLM) -> None:
         smollm.chat("Hi", tools=[tool, tool])
 
 
-def test_several_ranks_are_refused(model: Path) -> None:
+def test_an_engine_alone_refuses_several_ranks(model: Path) -> None:
     # One process would load a part of the model and wait for ranks that never start.
     with pytest.raises(ValueError, match=r"tensor_parallel_size=2.*octavo up"):
-        LLM(str(model), tensor_parallel_size=2)
+        build_engine(load_options(flags={"model": str(model), "tensor_parallel_size": 2}, environ={}))
 
 
 def test_one_text_is_one_prompt(llm: LLM) -> None:

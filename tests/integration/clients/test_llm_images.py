@@ -10,6 +10,7 @@ from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as proces
 
 from octavo import LLM, SamplingParams
 from octavo.client.errors import InvalidRequest
+from tests.support.local import engine_of
 from tests.support.models.vision_models import IMAGE, file_of, picture, qwen2_5_vl, write_model
 
 _TEMPLATE = (
@@ -99,6 +100,6 @@ def test_errors_name_the_image_and_leave_nothing(llm: LLM, prompt: dict[str, Any
     (expected,) = _tokens(llm, _prompt(IMAGES[1]))
     with pytest.raises(InvalidRequest, match=words):
         llm.generate([_prompt(IMAGES[0], text="x<image>y"), prompt], GREEDY)
-    assert not llm._engine.has_work
-    assert not llm._engine._items._files
+    assert not engine_of(llm).has_work
+    assert not engine_of(llm)._items._files
     assert _tokens(llm, _prompt(IMAGES[1])) == [expected]

@@ -5,6 +5,7 @@ import pytest
 
 from octavo import Constraint, SamplingParams
 from octavo.local.llm import LLM
+from tests.support.local import engine_of
 from tests.support.scheduler.costs import make_drafts_free
 
 TEXT = (
@@ -56,7 +57,7 @@ def test_outputs_are_the_same_and_drafts_are_accepted(
     make_drafts_free(monkeypatch)
     llm = LLM(dtype="float32", worker_threads=2, speculative_config=config)
     assert outputs_of(llm) == expected
-    stats = llm._engine._core.stats
+    stats = engine_of(llm)._core.stats
     assert 20 < stats.num_accepted_tokens <= stats.num_draft_tokens
     # Forced tokens are not counted by position.
     assert 20 < sum(stats.num_accepted_by_position) <= stats.num_accepted_tokens

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from kernels.gemm.fp8.tuned_files import file_name
+from kernels.moe.gemm.tiles import as_moe_tile
 from kernels.triton_common.tuned_tiles import Tile, read_tiles
-from octavo.bench.tune.problem import BATCH_SIZES, Device, Measurement, Shape, TuneError, candidates
+from octavo.bench.tune.experts import ExpertsShape
+from octavo.bench.tune.problem import BATCH_SIZES, Device, Measurement, Problem, Shape, TuneError, candidates
 from octavo.bench.tune.tuner import Best, Tuner
 
 H200 = Device(name="NVIDIA H200", num_gpus=1, num_sms=132, shared_memory=227 << 10)
@@ -34,7 +36,7 @@ class FakeGpu:
         self.is_closed = False
         self._before = before
 
-    def measure(self, M: int, shape: Shape, tile: Tile) -> Measurement:
+    def measure(self, M: int, shape: Problem, tile: Tile) -> Measurement:
         assert shape == SHAPE
         self._before(M, tile)
         self.tries.append((M, tile))
@@ -219,7 +221,7 @@ class FailingGpu(FakeGpu):
         super().__init__()
         self._works = works
 
-    def measure(self, M: int, shape: Shape, tile: Tile) -> Measurement:
+    def measure(self, M: int, shape: Problem, tile: Tile) -> Measurement:
         measured = super().measure(M, shape, tile)
         return measured if self._works(tile) else Measurement(microseconds=None, error="out of resources")
 
@@ -242,3 +244,54 @@ def test_a_file_that_is_malformed_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(TuneError, match="16: BLOCK_SIZE_M is missing"):
         tune(tmp_path, FakeGpu())
     assert json.loads((tmp_path / NAME).read_text()) == {"16": {}}
+
+
+# --- experts
+
+EXPERTS = ExpertsShape(num_experts=128, size=768, hidden_size=2048, top_k=8, is_fp8=True)
+
+
+@pytest.mark.parametrize("is_fp8", [True, False])
+@pytest.mark.parametrize("M", BATCH_SIZES)
+def test_tiles_of_experts_fit_differ_and_are_not_mostly_padding(M: int, is_fp8: bool) -> None:
+    shape = dataclasses.replace(EXPERTS, is_fp8=is_fp8)
+    tiles = shape.candidates(M, H200)
+    here = [as_moe_tile(tile, is_fp8=is_fp8) for tile in tiles]
+    assert len(set(here)) == len(here) > 20
+    for tile in here:
+        columns = max(2 * tile.gated_block_n, tile.down_block_n)
+        assert tile.num_stages * tile.depth_bytes * (tile.block_m + columns) <= H200.shared_memory
+        assert tile.block_m == 16 or tile.block_m <= 4 * M * 8 / 128
+
+
+def test_gpus_share_the_batch_sizes_of_experts_and_an_interrupted_run_goes_on(tmp_path: Path) -> None:
+    both, problem = threading.Barrier(2, timeout=30), EXPERTS
+
+    class Gpu(FakeGpu):
+        def measure(self, M: int, shape: Problem, tile: Tile) -> Measurement:
+            assert shape == problem
+            if not self.tries:
+                both.wait()
+            if M == 16 and len(self.tries) > 30:
+                raise KeyboardInterrupt
+            self.tries.append((M, tile))
+            return Measurement(microseconds=microseconds(M, tile))
+
+    def tuner(*gpus: FakeGpu) -> Tuner:
+        return Tuner(dataclasses.replace(H200, num_gpus=len(gpus)), tmp_path, WITH, lambda number: gpus[number])
+
+    quiet = {"on_tries": lambda count: None, "on_best": lambda best: None}
+    first = Gpu(), Gpu()
+    with pytest.raises(KeyboardInterrupt):
+        tuner(*first).tune(problem, (16, 1024), **quiet)
+    assert all(gpu.tries for gpu in first)
+
+    class Rest(Gpu):
+        def measure(self, M: int, shape: Problem, tile: Tile) -> Measurement:
+            assert (M, tile) not in [tried for gpu in first for tried in gpu.tries], "it was measured before"
+            return Measurement(microseconds=microseconds(M, tile))
+
+    path = tuner(Rest(), Rest()).tune(problem, (16, 1024), **quiet)
+    assert path.name == "E=128,N=768,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
+    fastest = {M: min(problem.candidates(M, H200), key=lambda tile, M=M: microseconds(M, tile)) for M in (16, 1024)}
+    assert read_tiles(path) == fastest

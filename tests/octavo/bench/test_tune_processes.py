@@ -1,5 +1,6 @@
 """The tuner's processes: their JSON lines, their crashes, what they time; and the command."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -9,10 +10,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from kernels.moe.gemm.tiles import tuned_tile
 from kernels.triton_common.tuned_tiles import Tile
-from octavo.bench.tune import gpu_process, measure
+from octavo.bench.tune import expert_case, gpu_process, measure
+from octavo.bench.tune.experts import ExpertsShape
 from octavo.bench.tune.gpu_process import GpuProcess, visible_gpu
-from octavo.bench.tune.problem import Device, Measurement, Shape, TuneError
+from octavo.bench.tune.problem import Device, Measurement, Problem, Shape, TuneError
 from octavo.cli import bench as bench_command
 from octavo.cli.main import app
 from tests.support.gpu.gpu import DEVICE
@@ -59,7 +62,7 @@ def test_each_process_sees_its_own_gpu() -> None:
 
 
 def question(tile: Tile, *, blockwise: bool = True) -> dict[str, object]:
-    return {"M": 3, "shape": {"N": 64, "K": 256, "blockwise": blockwise}, "tile": tile.as_json()}
+    return {"op": "fp8_gemm", "M": 3, "shape": {"N": 64, "K": 256, "blockwise": blockwise}, "tile": tile.as_json()}
 
 
 def fake_timer(call: Callable[[], object]) -> float:
@@ -72,6 +75,17 @@ def test_a_try_is_computed_compared_and_timed(blockwise: bool) -> None:
     reply = measure.answer(question(WORKS, blockwise=blockwise), device=DEVICE, timer=fake_timer)
     assert reply == {"microseconds": 250.0, "error": "", "is_last": False}
     json.dumps(reply)
+
+
+@pytest.mark.parametrize("is_fp8", [True, False])
+def test_experts_are_computed_compared_and_timed(is_fp8: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = ExpertsShape(num_experts=3, size=128, hidden_size=256, top_k=2, is_fp8=is_fp8)
+    asked = {"op": "moe_gemm", "M": 3, "shape": dataclasses.asdict(shape), "tile": WORKS.as_json()}
+    reply = measure.answer(asked, device=DEVICE, timer=fake_timer)
+    assert reply == {"microseconds": 250.0, "error": "", "is_last": False}
+    right = expert_case.run_experts
+    monkeypatch.setattr(expert_case, "run_experts", lambda *given, **how: right(*given, **how) * 1.1)
+    assert "of the largest output" in measure.answer(asked, device=DEVICE, timer=fake_timer)["error"]
 
 
 def test_wrong_results_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +141,10 @@ def test_gpus_of_two_kinds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--tune", "fp8_gemm"), "--shape"),
         (("--tune", "fp8_gemm", "--shape", "128"), "two numbers above 0"),
         (("--tune", "fp8_gemm", "--shape", "128,0"), "two numbers above 0"),
+        (("--tune", "fp8_gemm", "--shape", "128,128", "--scales", "none"), "use block or channel"),
+        (("--tune", "moe_gemm", "--shape", "128,128"), "four numbers above 0"),
+        (("--tune", "moe_gemm", "--shape", "4,128,256,8"), "a token has 8 of 4 experts"),
+        (("--tune", "moe_gemm", "--shape", "4,128,256,2", "--scales", "channel"), "moe_gemm takes block"),
         (("--tune", "fp8_gemm", "--shape", "128,128", "--batch-sizes", "1,x"), "--batch-sizes"),
     ],
 )
@@ -160,9 +178,27 @@ def test_a_run_prints_lines_of_json_and_writes_the_file(two_gpus: Path, tmp_path
         # Tiles of two and three stages fail.
         assert 0 < line["num_failed"] < line["num_tried"]
     file = folder / "N=64,K=256,device_name=NVIDIA_H200,dtype=fp8_w8a8.json"
-    assert lines[-1] == {"op": "fp8_gemm", "N": 64, "K": 256, "file": str(file)}
+    assert lines[-1] == {"op": "fp8_gemm", "N": 64, "K": 256, "scales": "channel", "file": str(file)}
     assert list(json.loads(file.read_text())) == ["1", "32"]
     assert set(two_gpus.read_text().split()) == {"0", "1"}
+
+
+def test_batches_of_experts_are_dealt_out_over_gpus(two_gpus: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tuned"
+    where = ("--folder", str(folder), "--batch-sizes", "1,64", "--scales", "none", "--json")
+    result = CliRunner().invoke(app, ["bench", "kernels", "--tune", "moe_gemm", "--shape", "8,256,512,2", *where])
+    assert result.exit_code == 0, result.output
+    *lines, last = [json.loads(line) for line in result.stdout.splitlines()]
+    assert sorted(line["M"] for line in lines) == [1, 64]
+    sizes = {"op": "moe_gemm", "E": 8, "N": 256, "H": 512, "top_k": 2, "scales": "none"}
+    assert all(sizes.items() <= line.items() and 0 < line["num_failed"] < line["num_tried"] for line in lines)
+    assert last == sizes | {"file": str(folder / "E=8,N=256,device_name=NVIDIA_H200.json")}
+    assert list(json.loads(Path(last["file"]).read_text())) == ["1", "64"]
+    assert set(two_gpus.read_text().split()) == {"0", "1"}
+    # Kernels read the file.
+    tile = tuned_tile(60, 8, 256, "NVIDIA H200", is_fp8=False, folder=folder)
+    assert tile is not None
+    assert tile.block_m == lines[0]["tile"]["BLOCK_SIZE_M"] == 16
 
 
 def test_for_people_there_is_a_table(two_gpus: Path, tmp_path: Path) -> None:
@@ -177,7 +213,7 @@ def test_an_interrupted_run_says_that_it_goes_on(
     two_gpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Interrupted(GpuProcess):
-        def measure(self, M: int, shape: Shape, tile: Tile) -> Measurement:
+        def measure(self, M: int, shape: Problem, tile: Tile) -> Measurement:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(gpu_process, "GpuProcess", Interrupted)

@@ -1,6 +1,7 @@
 """`octavo plan` on the command line: what it prints, draws and refuses."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -135,6 +136,56 @@ def test_fewer_bits_a_weight_are_read_faster_and_fit_where_more_do_not(octavo) -
     assert speeds["none"] < speeds["fp8"] == speeds["int8"] < speeds["int4"]
     small = ("--gpu", "L4", "--model", LLAMA_8B, "--gpu-memory-utilization", "0.5", "--num-requests", 2)
     assert [octavo(*small, "--quantization", each)[0] for each in ("none", "int4")] == [2, 0]
+
+
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, rows: list[str]) -> None:
+    """Puts a program in front of all others that answers as nvidia-smi does."""
+    header = "\t".join(["", *(f"GPU{number}" for number in range(len(rows))), "CPU Affinity", "NUMA Affinity"])
+    matrix = "\n".join([header, *(f"GPU{number}\t{row}\t0-7\t0" for number, row in enumerate(rows))])
+    (tmp_path / "topo").write_text(matrix + "\n\nLegend:\n\n  X    = Self\n")
+    (tmp_path / "names").write_text(f"{name}\n" * len(rows))
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f'#!/bin/sh\n[ "$1" = topo ] && exec cat {tmp_path}/topo\nexec cat {tmp_path}/names\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+
+def test_this_machines_gpus_and_links_are_planned_for(octavo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvidia_smi(tmp_path, monkeypatch, "NVIDIA H200", [" X \tNV18", "NV18\t X "])
+    load = ("--gpu", "auto", "--model", LLAMA_8B, "--num-requests", "20", "--output-len", "8")
+    code, out, _ = octavo(*load)
+    assert code == 0
+    assert "on H200, nvlink (18 links)" in out
+    assert "TP 2 over nvlink (18 links): a token every" in out
+    assert "PP 2 over nvlink (18 links): a token every" in out
+    assert "take TP 2: " in out
+    assert len(lines(octavo(*load, "--json")[1])) == 3
+    nvidia_smi(tmp_path, monkeypatch, "NVIDIA H200", [" X \tSYS", "SYS\t X "])
+    assert "TP 2 over pcie (SYS): a token every" in octavo(*load)[1]
+    nvidia_smi(tmp_path, monkeypatch, "NVIDIA H200", [" X "])
+    assert "on H200, nvlink" in octavo(*load)[1]
+    nvidia_smi(tmp_path, monkeypatch, "Tesla T4", [" X "])
+    code, _, err = octavo(*load)
+    assert (code, "this machine has 'Tesla T4'" in err) == (2, True)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    code, _, err = octavo(*load)
+    assert (code, "this machine has no nvidia-smi" in err) == (2, True)
+
+
+def test_cpus_and_tpus_need_no_load(octavo) -> None:
+    code, out, _ = octavo("--device", "tpu", "--model", LLAMA_8B, "--max-model-len", 2048)
+    assert code == 0
+    assert "llama-3.1-8b, max_model_len=2,048: pages of 128 tokens" in out
+    assert "16 pages in the longest sequence" in out
+    (line,) = lines(octavo("--device", "tpu", "--model", LLAMA_8B, "--json")[1])
+    assert (line["block_size"], line["pages_a_sequence"], line["page_bytes"]) == (256, 512, 2 * 256 * 32 * 8 * 128 * 2)
+    assert "use max_num_seqs=256" in octavo("--device", "tpu", "--model", LLAMA_8B, "--max-num-seqs", 300)[1]
+    code, out, _ = octavo("--device", "cpu", "--model", LLAMA_8B)
+    assert (code, "NUMA nodes" in out, "take --" in out) == (0, True, True)
+    (line,) = lines(octavo("--device", "cpu", "--model", LLAMA_8B, "--json")[1])
+    assert line["num_nodes"] == len(line["memory"]) == len(line["distances"])
+    code, _, err = octavo("--device", "tpu", "--gpu", "H200")
+    assert (code, "--device=tpu and --gpu: give one of them" in err) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,82 @@
+"""A model in this process: an engine, and what turns prompts into its requests."""
+
+import weakref
+from collections.abc import Callable, Sequence
+
+from configs.options import Options
+from octavo.client.requests import generate_request
+from octavo.client.results import Generation
+from octavo.local.engine import build_engine
+from octavo.local.request import LocalMedia, LocalRequest
+from octavo.local.running import Asked, Running
+from octavo.local.search import LocalSearch
+from protos import inference_pb2 as pb
+from router.intake.constraints import canonical_form, compilers
+from router.intake.media.limits import MediaLimits
+from router.intake.outputs import Outputs
+from router.text.tokenizer import Tokenizer
+from runtime.grammar.engine import ConstraintCompiler
+from runtime.media.recipes.registry import recipe_from_json
+from runtime.model_files import resolve_model
+from runtime.tokenizer.files import tokenizer_directory
+
+
+class InProcess:
+    """Loads a model and computes with it here. Not thread-safe, except that `request` may run beside `running`."""
+
+    def __init__(self, options: Options) -> None:
+        """Raises ModelNotFoundError, or ValueError for weights that cannot be used."""
+        self._tokenizer = Tokenizer(tokenizer_directory(resolve_model(options.model), options.tokenizer))
+        self._engine = build_engine(options)
+        self.running = Running(self._engine)
+        self._max_logprobs = options.max_logprobs
+        self._outputs = Outputs(self._tokenizer, options.tool_call_parser, options.reasoning_parser)
+        media_json = self._engine.model.media_json
+        recipe = recipe_from_json(media_json) if media_json else None
+        self._media = LocalMedia(recipe, MediaLimits.of(options))
+        self._make_compiler = compilers(self._tokenizer.directory, options.constraint_compile_timeout)
+        # Made for the first constraint.
+        self._compiler: ConstraintCompiler | None = None
+        self._close_compiler: Callable[[], object] = lambda: None
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._engine.num_preemptions
+
+    def request(self, asked: Asked) -> LocalRequest:
+        """Makes a request, or a search if it has a beam_width. Raises InvalidRequest."""
+        message = generate_request(*asked)
+        kind = LocalSearch if message.HasField("beam_search") else LocalRequest
+        return kind(
+            message,
+            self._engine.model,
+            self._tokenizer,
+            max_logprobs=self._max_logprobs,
+            canonical=self._canonical,
+            outputs=self._outputs,
+            media=self._media,
+        )
+
+    def compute(self, asked: Sequence[Asked]) -> list[Generation]:
+        """Raises InvalidRequest before anything is computed. In any case, no request stays in the engine."""
+        requests = [self.request(each) for each in asked]
+        try:
+            for request in requests:
+                self.running.add(request)
+            while not all(request.finished for request in requests):
+                for error in self.running.take(self.running.step()).values():
+                    if error is not None:
+                        raise error
+        finally:
+            self.running.drop_all()
+        return [request.generation() for request in requests]
+
+    def close(self) -> None:
+        self._close_compiler()
+
+    def _canonical(self, constraint: pb.Constraint) -> pb.Constraint:
+        """Raises InvalidConstraint, or ValueError if the model can have none."""
+        if self._compiler is None:
+            self._compiler = self._make_compiler(self._engine.model)
+            self._close_compiler = weakref.finalize(self, self._compiler.close)
+        return canonical_form(self._compiler, constraint)
