@@ -146,7 +146,7 @@ MUTANTS = [
     ),
     _mutant(
         "forced-tokens-not-waited-for", "core.state.decodes",
-        "            self._waits[index] = 1\n            self._num_holding += 1", "            pass",
+        "            self._waits[index] = 1\n            self.num_holding += 1", "            pass",
         "forced tokens never become drafts while steps are in flight", holds_constrained=False, **_AHEAD,
     ),
     _mutant(
