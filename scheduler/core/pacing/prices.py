@@ -8,9 +8,9 @@ order, without numpy: a trace replays to the same budgets on every machine.
 import math
 from dataclasses import dataclass
 
-# A step counts half after about 140 later ones of its kind: with prefills, or without. So the prices of prefills
-# outlast hours in which there are none.
-_DECAY = 0.995
+# A step counts half after about 70 later ones of its kind: with prefills, or without. So the prices of prefills outlast
+# hours in which there are none.
+_DECAY = 0.99
 # Rounds of coordinate descent for each use. They begin with the last prices, which are nearly right.
 _NUM_ROUNDS = 6
 
