@@ -6,12 +6,15 @@
     python -m benchmarks.cluster.long_prompts --smoke                          all of it runs; the figures mean nothing
 
 SmolLM2-135M on one replica. Streams of 128 tokens in and 128 out begin at random and follow each other without pause;
-prompts of 1,500 tokens with 16 out arrive at random beside them, 0.4 a second, until the streams have ended. All
-servers are started first; then each round of requests goes to one after the other, in turn from the first and from the
-last, so that a slow minute of the machine meets all of them. Reports, for the streams, the time between tokens (median,
-99th percentile, longest) and the time to the first token (median); for the long prompts that time as well; the output
-tokens a second of both together until all have ended; and, at the end, what the target costs: the ratio of the medians
-of that throughput. Octavo is called by gRPC, vLLM by HTTP. Takes about two minutes for each round of all.
+prompts of 1,500 tokens with 16 out arrive at random beside them, 0.4 a second. All servers are started first; then each
+round goes to one after the other, in turn from the first and from the last, so that a slow minute of the machine meets
+all of them. A round makes requests for --seconds, of which the first 6 don't count, and ends when all requests have.
+
+Reports, for the streams, the time between tokens (median, 99th percentile, longest) and the time to the first token
+(median); for the long prompts that time as well; the output tokens a second, and all tokens a second: these, and the
+prompts that got their first token. At the end, what the target costs: the median over the pairs of rounds of the ratio
+of both. Octavo is called by gRPC, vLLM by HTTP. Takes some seconds more than --seconds for each server, round and
+number of streams.
 """
 
 import argparse
@@ -39,27 +42,25 @@ from octavo.reports import RequestTrace
 from tests.support.ports import free_port
 
 VLLM = "vllm"
-# More than arrive while the streams run.
-_MOST_LONG_PROMPTS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """turns: requests that a stream makes one after the other. rate: long prompts a second. begin: seconds in which the
-    streams begin."""
+    """seconds: how long requests are made. ignored: seconds at the beginning that don't count: the first prompts come
+    all at once. begin: seconds in which the streams begin. rate: long prompts a second."""
 
-    turns: int = 3
+    seconds: float = 30.0
+    ignored: float = 6.0
+    begin: float = 2.0
     prompt: int = 128
     output: int = 128
     long_prompt: int = 1500
     long_output: int = 16
     rate: float = 0.4
-    begin: float = 2.0
 
 
-SMOKE = Load(turns=1, prompt=16, output=4, long_prompt=100, long_output=2, rate=20.0, begin=0.1)
-# Few streams end sooner: they make more requests, so that as many long prompts come.
-_TURNS_AT = {8: 5, 32: 3, 64: 2}
+SMOKE = Load(seconds=1.0, ignored=0.1, begin=0.1, prompt=16, output=4, long_prompt=100, long_output=2, rate=20.0)
+WARM_UP = Load(seconds=3.0, ignored=0.1, begin=0.1, rate=1.0)
 
 # Arguments: prompt, seed, number of output tokens.
 Complete = Callable[[list[int], int, int], Awaitable[RequestTrace]]
@@ -69,8 +70,15 @@ Session = Callable[[Callable[[Complete], Awaitable["Traces"]]], "Traces"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traces:
+    """What came of a round. since, until: the time that counts, on the clock of the traces."""
+
     streams: list[RequestTrace]
     long_prompts: list[RequestTrace]
+    since: float
+    until: float
+
+    def counts(self, time_: float) -> bool:
+        return self.since <= time_ < self.until
 
 
 def octavo_session(target: str) -> Session:
@@ -91,48 +99,76 @@ def http_session(port: int, api: http_client.Api) -> Session:
 async def send(complete: Complete, num_streams: int, load: Load, seed: int) -> Traces:
     """Sends the load of one round; the same for each server with the same seed."""
     random = np.random.default_rng(seed)
-    prompts = random_prompts(num_streams * load.turns, load.prompt, VOCAB_SIZE, seed)
-    long_prompts = iter(random_prompts(_MOST_LONG_PROMPTS, load.long_prompt, VOCAB_SIZE, seed + 1))
     begins = random.uniform(0.0, load.begin, num_streams).tolist()
-    arrivals = arrival_times(_MOST_LONG_PROMPTS, load.rate, seed)
-    start, long_calls = time.perf_counter(), []
+    arrivals = arrival_times(int(4 * load.rate * load.seconds) + 9, load.rate, seed)
+    long_prompts = random_prompts(len(arrivals), load.long_prompt, VOCAB_SIZE, seed)
+    start = time.perf_counter()
 
     async def stream(index: int) -> list[RequestTrace]:
         await asyncio.sleep(begins[index])
-        own = prompts[index * load.turns : (index + 1) * load.turns]
-        return [await complete(prompt, seed, load.output) for prompt in own]
+        traces, own = [], np.random.default_rng((seed, index))
+        while time.perf_counter() < start + load.seconds:
+            prompt = own.integers(0, VOCAB_SIZE, load.prompt).tolist()
+            traces.append(await complete(prompt, seed, load.output))
+        return traces
 
-    async def arrive() -> None:
-        for arrival in arrivals:
-            await asyncio.sleep(start + arrival - time.perf_counter())
-            long_calls.append(asyncio.ensure_future(complete(next(long_prompts), seed, load.long_output)))
+    async def arrive(prompt: list[int], arrival: float) -> RequestTrace:
+        await asyncio.sleep(start + arrival - time.perf_counter())
+        return await complete(prompt, seed, load.long_output)
 
-    arriving = asyncio.ensure_future(arrive())
-    streams = await asyncio.gather(*map(stream, range(num_streams)))
-    arriving.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await arriving
-    return Traces(streams=[trace for each in streams for trace in each], long_prompts=await asyncio.gather(*long_calls))
+    arriving = [
+        arrive(prompt, arrival)
+        for prompt, arrival in zip(long_prompts, arrivals, strict=True)
+        if arrival < load.seconds
+    ]
+    streams, long_traces = await asyncio.gather(
+        asyncio.gather(*map(stream, range(num_streams))), asyncio.gather(*arriving)
+    )
+    return Traces(
+        streams=[trace for each in streams for trace in each],
+        long_prompts=long_traces,
+        since=start + load.ignored,
+        until=start + load.seconds,
+    )
 
 
-def figures(traces: Traces) -> dict[str, float]:
+def figures(traces: Traces, load: Load) -> dict[str, float]:
     """Raises RuntimeError if a request failed: the others' figures mean nothing."""
     both = traces.streams + traces.long_prompts
     for trace in both:
         if trace.error:
             raise RuntimeError(f"a request failed: {trace.error}")
-    gaps_ms = [1e3 * gap for trace in traces.streams for gap in trace.itl]
-    duration = max(trace.ended for trace in both) - min(trace.began for trace in both)
+    gaps_ms = [
+        1e3 * gap / count
+        for trace in traces.streams
+        for gap, at, count in zip(
+            np.diff(trace.token_times).tolist(), trace.token_times[1:], trace.token_counts[1:], strict=True
+        )
+        for _ in range(count)
+        if traces.counts(at)
+    ]
+    num_outputs = sum(
+        count
+        for trace in both
+        for at, count in zip(trace.token_times, trace.token_counts, strict=True)
+        if traces.counts(at)
+    )
+    begun, long_begun = (
+        [trace.ttft for trace in each if traces.counts(trace.token_times[0])]
+        for each in (traces.streams, traces.long_prompts)
+    )
+    num_prompts = load.prompt * len(begun) + load.long_prompt * len(long_begun)
+    seconds = traces.until - traces.since
     found = {
         "itl_ms_p50": statistics.median(gaps_ms),
         "itl_ms_p99": float(np.percentile(gaps_ms, 99)),
         "itl_ms_max": max(gaps_ms),
-        "ttft_s_p50": statistics.median(trace.ttft for trace in traces.streams),
-        "output_tok_s": sum(trace.num_tokens for trace in both) / duration,
-        "long_prompts": float(len(traces.long_prompts)),
+        "ttft_s_p50": statistics.median(begun),
+        "output_tok_s": num_outputs / seconds,
+        "total_tok_s": (num_outputs + num_prompts) / seconds,
+        "long_prompts": float(len(long_begun)),
+        "long_ttft_s_p50": statistics.median(long_begun) if long_begun else float("nan"),
     }
-    if traces.long_prompts:
-        found["long_ttft_s_p50"] = statistics.median(trace.ttft for trace in traces.long_prompts)
     return {name: round(value, 3) for name, value in found.items()}
 
 
@@ -140,8 +176,8 @@ class Run:
     def __init__(self, arguments: argparse.Namespace, log: int) -> None:
         self._arguments, self._log = arguments, log
         self._sessions: dict[str, Session] = {}
-        # By server and number of streams.
-        self._throughputs: dict[tuple[str, int], list[float]] = {}
+        # By server and number of streams: output tokens a second and all tokens a second, of each round.
+        self._throughputs: dict[tuple[str, int], list[tuple[float, float]]] = {}
 
     def start(self, stack: contextlib.ExitStack) -> None:
         """Starts all servers and sends each some requests."""
@@ -157,26 +193,29 @@ class Run:
             command, health = [*spec.command, "--port", str(port)], f"http://127.0.0.1:{port}/health"
             stack.enter_context(running_server(command, health, environment=spec.environment, log=self._log))
             self._sessions[spec.name] = http_session(port, spec.api)
-        warm_up = SMOKE if arguments.smoke else Load(turns=1, rate=1.0)
+        warm_up = SMOKE if arguments.smoke else WARM_UP
         for session in self._sessions.values():
             session(lambda complete: send(complete, 8, warm_up, seed=0))
 
     def rounds(self) -> None:
         names = list(self._sessions)
         for num_streams in self._arguments.streams:
-            load = SMOKE if self._arguments.smoke else Load(turns=_TURNS_AT.get(num_streams, Load.turns))
+            load = SMOKE if self._arguments.smoke else Load(seconds=self._arguments.seconds)
             for index in range(self._arguments.rounds):
                 for name in names if index % 2 == 0 else reversed(names):
                     self._round(name, num_streams, load, seed=100 * num_streams + 2 * index)
         with_target, *others = names
         for num_streams in self._arguments.streams if OCTAVO in others else ():
-            with_, without = (self._throughputs[name, num_streams] for name in (with_target, OCTAVO))
-            ratio = statistics.median(with_) / statistics.median(without)
-            self._show({"streams": num_streams, "throughput_with_over_without": round(ratio, 3)})
+            pairs = zip(
+                self._throughputs[with_target, num_streams], self._throughputs[OCTAVO, num_streams], strict=True
+            )
+            ratios = [(output / other_output, total / other) for (output, total), (other_output, other) in pairs]
+            output, total = (round(statistics.median(each), 3) for each in zip(*ratios, strict=True))
+            self._show({"streams": num_streams, "output_with_over_without": output, "total_with_over_without": total})
 
     def _round(self, name: str, num_streams: int, load: Load, seed: int) -> None:
-        found = figures(self._sessions[name](lambda complete: send(complete, num_streams, load, seed)))
-        self._throughputs.setdefault((name, num_streams), []).append(found["output_tok_s"])
+        found = figures(self._sessions[name](lambda complete: send(complete, num_streams, load, seed)), load)
+        self._throughputs.setdefault((name, num_streams), []).append((found["output_tok_s"], found["total_tok_s"]))
         self._show({"server": name, "streams": num_streams, **found})
 
     def _show(self, values: dict[str, object]) -> None:
@@ -202,6 +241,7 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--target", type=float, default=200.0, help="inter_token_latency_target, in milliseconds")
     parser.add_argument("--rounds", type=int, default=2, help="rounds of each server and number of streams")
+    parser.add_argument("--seconds", type=float, default=30.0, help="default: %(default)s")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, default="none")
     parser.add_argument("--threads", type=int, default=2, help="compute threads of each server")
     parser.add_argument("--smoke", action="store_true", help="short prompts and outputs")

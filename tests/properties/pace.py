@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from scheduler.core.messages import Plan
+from scheduler.core.messages import Plan, PlannedRow
 from tests.properties import inside
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def check_pace(world: World, plan: Plan) -> None:
         assert not waiting or not has_blocks or settings.num_stages > 1, "a prefill is left out"
 
 
-def _lacking(planned) -> int:
+def _lacking(planned: PlannedRow) -> int:
     return len(planned.token_ids) - planned.num_computed_tokens
 
 

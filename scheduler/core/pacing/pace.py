@@ -6,7 +6,7 @@ from scheduler.core.pacing.prices import Prices, StepWork
 
 # A share of this many of the limited steps should end in time. Those that don't make the margin grow by _GROWTH, the
 # others let it shrink by what keeps the balance. So steps that take twice as long are short enough after 15 of them.
-_SHARE_IN_TIME, _GROWTH = 0.95, 1.05
+_SHARE_IN_TIME, _GROWTH = 0.97, 1.05
 _SHRINKAGE = _GROWTH ** (-(1 - _SHARE_IN_TIME) / _SHARE_IN_TIME)
 _LEAST_MARGIN, _MOST_MARGIN = 0.8, 4.0
 # Steps that should take less than this share of the limit don't say how far it can be trusted.

@@ -53,24 +53,27 @@ def pairs_of(start: int, count: int) -> int:
 class _Sums:
     """Products of the terms of all steps of a kind, each divided by the step's seconds, and sums of these quotients."""
 
-    def __init__(self) -> None:
+    def __init__(self, indices: tuple[int, ...]) -> None:
+        """indices: of the terms that steps of this kind can have."""
+        self._indices = indices
         self.products = [0.0] * (_NUM_TERMS * _NUM_TERMS)
         self.quotients = [0.0] * _NUM_TERMS
 
     def add(self, terms: tuple[float, ...], seconds: float) -> None:
+        products, quotients = self.products, self.quotients
         shares = [term / seconds for term in terms]
-        self.products = [
-            _DECAY * old + a * b
-            for old, (a, b) in zip(self.products, ((a, b) for a in shares for b in shares), strict=True)
-        ]
-        self.quotients = [_DECAY * old + share for old, share in zip(self.quotients, shares, strict=True)]
+        for row in self._indices:
+            share, first = shares[row], row * _NUM_TERMS
+            quotients[row] = _DECAY * quotients[row] + share
+            for column in self._indices:
+                products[first + column] = _DECAY * products[first + column] + share * shares[column]
 
 
 class Prices:
     def __init__(self) -> None:
         self._prices = [0.0] * _NUM_TERMS
         # The first is for steps without prefills.
-        self._sums = _Sums(), _Sums()
+        self._sums = _Sums((_DECODE, _CONTEXT, _STEP)), _Sums(tuple(range(_NUM_TERMS)))
         self._is_outdated = False
 
     def note(self, work: StepWork, seconds: float) -> None:

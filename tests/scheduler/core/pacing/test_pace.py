@@ -80,8 +80,8 @@ def test_slow_times_make_steps_shorter_at_once_and_quick_ones_longer_later():
     for _ in range(60):
         late.append(clock.step(clock.most_tokens(), is_limited=True) > clock.pace.target)
     assert all(late[:3])
-    # The margin balances at one late step in twenty.
-    assert sum(late[20:]) <= 6
+    # The margin balances at three late steps of a hundred.
+    assert sum(late[20:]) <= 4
     assert clock.most_tokens() < 0.6 * before
     clock.slowness = 1.0
     for _ in range(600):
