@@ -1,5 +1,7 @@
 """Steps are short while something decodes, and as long as they may be while nothing does."""
 
+from typing import Any
+
 import pytest
 
 from scheduler.core.messages import Plan, Speculation, StepCosts
@@ -13,8 +15,8 @@ TEXT = range(1, 20)
 class Clocked:
     """A core whose steps take STEP and TOKEN a token. Keeps the plans and the seconds of each."""
 
-    def __init__(self, **changes: object) -> None:
-        settings = {
+    def __init__(self, **changes: Any) -> None:
+        settings: dict[str, Any] = {
             "inter_token_latency_target": TARGET, "max_num_batched_tokens": 400, "max_model_len": 2000,
             "num_blocks": 2000, "max_num_seqs": 64, "least_prefill_tokens": 8,
         }  # fmt: skip
