@@ -3,7 +3,7 @@
     python -m benchmarks.scheduler.long_prompts                                  64, 32 and 8 streams, target 200 ms
     python -m benchmarks.scheduler.long_prompts --streams 64 --rounds 3          three pairs of rounds at 64 streams
     python -m benchmarks.scheduler.long_prompts --servers octavo,vllm            `vllm serve` beside it
-    python -m benchmarks.scheduler.long_prompts --smoke                          all of it runs; the figures mean nothing
+    python -m benchmarks.scheduler.long_prompts --smoke                          all of it runs; figures mean nothing
 
 SmolLM2-135M on one replica. Streams of 128 tokens in and 128 out begin at random and follow each other without pause;
 prompts of 1,500 tokens with 16 out arrive at random beside them, 0.4 a second. All servers are started first; then each
