@@ -48,6 +48,7 @@ def core_settings(
         long_prefill_token_threshold=threshold,
         max_num_partial_prefills=options.max_num_partial_prefills,
         max_long_partial_prefills=options.max_long_partial_prefills,
+        inter_token_latency_target=options.inter_token_latency_target / 1e3,
         preemption_mode=options.preemption_mode,
         num_swap_blocks=num_swap_blocks,
         max_steps_in_flight=options.max_steps_in_flight,

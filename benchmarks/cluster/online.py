@@ -63,10 +63,25 @@ class Server:
 
 
 @contextlib.contextmanager
-def octavo_cluster(quantization: str, threads: int, lengths: Lengths, log: int) -> Iterator[Server]:
-    """Runs `octavo up` with one replica."""
+def octavo_up(quantization: str, threads: int, log: int, *flags: str) -> Iterator[tuple[int, str]]:
+    """Runs `octavo up` with one replica. Yields its process id and the router's address."""
     target = f"localhost:{free_port()}"
+    with started(
+        *(f"--port={target.partition(':')[2]}", f"--worker-threads={threads}", f"--quantization={quantization}"),
+        *(f"--max-num-seqs={MAX_NUM_SEQS}", f"--max-num-batched-tokens={MAX_NUM_BATCHED_TOKENS}", *flags),
+        output=log,
+    ) as up:
+        asyncio.run(asyncio.wait_for(wait_until_serving(target), READY_TIMEOUT))
+        yield up.pid, target
 
+
+@contextlib.contextmanager
+def octavo_cluster(quantization: str, threads: int, lengths: Lengths, log: int) -> Iterator[Server]:
+    with octavo_up(quantization, threads, log) as (pid, target):
+        yield Server(pid, _sender(target, lengths))
+
+
+def _sender(target: str, lengths: Lengths) -> Callable[[int, int, int], list[RequestTrace]]:
     def send(concurrency: int, number: int, seed: int) -> list[RequestTrace]:
         load = Load(
             num_requests=number,
@@ -78,13 +93,7 @@ def octavo_cluster(quantization: str, threads: int, lengths: Lengths, log: int) 
         )
         return list(asyncio.run(measure(load, GrpcBackend(target), lambda trace: None)).traces)
 
-    with started(
-        *(f"--port={target.partition(':')[2]}", f"--worker-threads={threads}", f"--quantization={quantization}"),
-        *(f"--max-num-seqs={MAX_NUM_SEQS}", f"--max-num-batched-tokens={MAX_NUM_BATCHED_TOKENS}"),
-        output=log,
-    ) as up:
-        asyncio.run(asyncio.wait_for(wait_until_serving(target), READY_TIMEOUT))
-        yield Server(up.pid, send)
+    return send
 
 
 @contextlib.contextmanager

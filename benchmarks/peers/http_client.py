@@ -38,13 +38,20 @@ async def measure(
 
     async def one(prompt: Sequence[int]) -> RequestTrace:
         async with places:
-            trace = await _send(port, api, api.body(prompt, output))
-        is_short = trace.num_tokens < (1 if may_end_early else output)
-        if not trace.error and (is_short or trace.num_tokens > output):
-            trace.error = f"{trace.num_tokens} output tokens came, not {output}"
-        return trace
+            return await complete(port, api, prompt, output, may_end_early=may_end_early)
 
     return await asyncio.gather(*map(one, prompts))
+
+
+async def complete(
+    port: int, api: Api, prompt: Sequence[int], output: int, *, may_end_early: bool = False
+) -> RequestTrace:
+    """Sends one request; may_end_early as in `measure`. A failure is in the trace."""
+    trace = await _send(port, api, api.body(prompt, output))
+    is_short = trace.num_tokens < (1 if may_end_early else output)
+    if not trace.error and (is_short or trace.num_tokens > output):
+        trace.error = f"{trace.num_tokens} output tokens came, not {output}"
+    return trace
 
 
 async def _send(port: int, api: Api, body: Mapping[str, Any]) -> RequestTrace:

@@ -54,6 +54,14 @@ class SchedulingOptions(BaseModel):
         ge=1,
         le=65_536,
     )
+    inter_token_latency_target: float = option(
+        SCHEDULING,
+        0.0,
+        "Milliseconds that a step should take at most while something decodes: prefills get as many tokens as there is "
+        "time for, by what steps have taken so far; never fewer than 32. 0: no target, a step takes what it takes.",
+        ge=0,
+        le=60_000,
+    )
     scheduling_policy: Literal["fcfs", "priority", "deadline"] = option(
         SCHEDULING,
         "fcfs",
@@ -119,4 +127,9 @@ class SchedulingOptions(BaseModel):
             raise ValueError(
                 f"max_num_partial_prefills={self.max_num_partial_prefills} needs enable_chunked_prefill: "
                 "without it, prefills are never partial"
+            )
+        if not self.enable_chunked_prefill and self.inter_token_latency_target:
+            raise ValueError(
+                f"inter_token_latency_target={self.inter_token_latency_target:g} needs enable_chunked_prefill: without "
+                "it, prefills can't be cut; leave one of the two out"
             )

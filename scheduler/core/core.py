@@ -31,6 +31,7 @@ from scheduler.core.messages import (
     Timeline,
     WantedItem,
 )
+from scheduler.core.pacer import Pacer
 from scheduler.core.planner import Planner
 from scheduler.core.policies import ORDER_POLICIES, age_of
 from scheduler.core.results import Results, no_outputs
@@ -55,7 +56,8 @@ class Core:
         self._state = State(settings)
         drafting = self._state.drafting
         speculator = None if drafting is None else Speculator(self._state, drafting)
-        self._planner = Planner(self._state, speculator)
+        self._pacer = None if self._state.pace is None else Pacer(self._state, self._state.pace)
+        self._planner = Planner(self._state, speculator, self._pacer)
         self._results = Results(self._state, speculator)
 
     # --- Requests come and go
@@ -181,7 +183,11 @@ class Core:
     def apply(self, result: Result, now: float) -> StepOutputs:
         """Applies the result of the oldest plan in flight; returns its tokens and ends. Ignores any other step's."""
         awaited = self._state.in_flight.take(result.step)
-        return no_outputs() if awaited is None else self._results.apply(awaited, result, now)
+        if awaited is None:
+            return no_outputs()
+        if self._pacer is not None:
+            self._pacer.note_return(awaited, now)
+        return self._results.apply(awaited, result, now)
 
     def set_costs(self, costs: StepCosts) -> None:
         """Takes what steps have cost lately. Call it now and then: it decides how many drafts pay."""

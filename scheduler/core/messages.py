@@ -66,6 +66,10 @@ class CoreSettings:
     # Prefills that one step may leave unfinished, and how many of them may be long.
     max_num_partial_prefills: int = 1
     max_long_partial_prefills: int = 1
+    # While something decodes, prefills are cut so that a step takes at most this many seconds: scheduler.core.pacing.
+    # 0: no target. Each step computes least_prefill_tokens, if prefills have as many, whatever they take.
+    inter_token_latency_target: float = 0.0
+    least_prefill_tokens: int = 32
     # recompute or swap; for swap, the workers hold num_swap_blocks host blocks, numbered from 0.
     preemption_mode: str = "recompute"
     num_swap_blocks: int = 0
@@ -236,6 +240,8 @@ class Plan:
     encoded_items: list[int] = field(default_factory=list)
     # Tokens whose KV the step reads: for each sequence in it, its tokens up to the last one computed. Not sent.
     num_context_tokens: int = 0
+    # Seconds that the step should take, if inter_token_latency_target limits its prefills; else 0. Not sent.
+    predicted_seconds: float = 0.0
 
     @property
     def num_tokens(self) -> int:
@@ -385,6 +391,12 @@ class CoreStats:
     num_drafts: int = 0
     num_speculated_tokens: int = 0
     num_accepted_by_position: tuple[int, ...] = ()
+    # Steps whose prefills inter_token_latency_target limited, those that took longer than it allows all the same, and
+    # the seconds that all of them were to take and took.
+    num_limited_steps: int = 0
+    num_late_steps: int = 0
+    predicted_seconds: float = 0.0
+    measured_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,12 @@
 import numpy as np
 
 from scheduler.core.messages import Moment, Plan
+from scheduler.core.pacer import Pacer
+from scheduler.core.pacing.pace import StepLimit
 from scheduler.core.policies import PREEMPTION_POLICIES, Chunking
 from scheduler.core.speculation import Speculator
 from scheduler.core.state.blocks import num_blocks_for
-from scheduler.core.state.decodes import Selection
+from scheduler.core.state.decodes import Advanced, Selection, size_of
 from scheduler.core.state.request import Sequence, SequenceStatus
 from scheduler.core.state.running import PlanDraft
 from scheduler.core.state.state import State
@@ -18,9 +20,9 @@ _MOST_UNREADY = 32
 
 
 class Planner:
-    def __init__(self, state: State, speculator: Speculator | None = None) -> None:
-        """speculator: None if no sequence gets drafts but forced tokens."""
-        self._state, self._speculator = state, speculator
+    def __init__(self, state: State, speculator: Speculator | None = None, pacer: Pacer | None = None) -> None:
+        """speculator: None if no sequence gets drafts but forced tokens. pacer: None if steps may take any time."""
+        self._state, self._speculator, self._pacer = state, speculator, pacer
         self._preemption = PREEMPTION_POLICIES[state.settings.preemption_policy]
 
     def plan(self, now: float) -> Plan | None:
@@ -33,7 +35,7 @@ class Planner:
         draft, budget = PlanDraft(), settings.max_num_batched_tokens
         if state.items.is_used:
             state.items.begin_plan()
-        selection, version = _NONE, state.decodes.version
+        selection, version, limit = _NONE, state.decodes.version, None
         if self._speculator is not None and len(state.in_flight) and settings.num_stages == 1:
             self._speculator.hold_back()
         if not settings.enable_chunked_prefill:
@@ -43,26 +45,32 @@ class Planner:
             num_drafting = self._choose_drafts(budget) if state.running.drafting else 0
             selection = self._make_room_for_decodes(draft, budget - num_drafting, now)
             version = state.decodes.version
-            budget -= _size(selection) + num_drafting
+            budget -= size_of(selection) + num_drafting
             self._verify_drafts(draft, now)
             if settings.enable_chunked_prefill and (state.running.prefilling or len(state.waiting)):
-                self._prefill(draft, budget, now)
+                limit = self._pacer and self._pacer.limit(draft, selection)
+                self._prefill(draft, budget, now, limit)
         if state.decodes.version != version:
             # A prefill has preempted a selected sequence.
-            selection = self._those_with_room(_size(selection))
-        if self._speculator is not None and _size(selection):
-            num_left = settings.max_num_batched_tokens - _size(selection) - sum(count for _, count in draft.chunks)
+            selection = self._those_with_room(size_of(selection))
+        if self._speculator is not None and size_of(selection):
+            num_left = settings.max_num_batched_tokens - size_of(selection) - sum(count for _, count in draft.chunks)
+            if limit is not None and limit.is_used:
+                num_left = min(num_left, limit.num_drafts)
             selection = self._speculator.choose(selection, draft, num_left)
-        if not draft.chunks and not _size(selection) and draft.speculative is None:
+        if not draft.chunks and not size_of(selection) and draft.speculative is None:
             return None
-        return self._finish(draft, selection)
+        plan, advanced = self._finish(draft, selection)
+        if self._pacer is not None:
+            self._pacer.note_plan(plan, draft, advanced, limit, now)
+        return plan
 
     def plan_empty(self) -> Plan | None:
         """Plans a step that computes nothing, after `plan` returned None. None if enough steps are in flight."""
         if len(self._state.in_flight) >= self._state.settings.max_steps_in_flight:
             return None
         self._state.stats.num_empty_steps += 1
-        return self._finish(PlanDraft(), _NONE)
+        return self._finish(PlanDraft(), _NONE)[0]
 
     def _isolate(self, now: float) -> bool:
         """Lets only one suspect run. False if the steps of the previous one must return first."""
@@ -148,7 +156,7 @@ class Planner:
         state, pool, block_size = self._state, self._state.pool, self._state.settings.block_size
         drafting = [sequence for sequence in state.running.drafting if not self._is_held(sequence)]
         decodes = self._select(len(state.decodes))
-        num_tokens_left = budget - _size(decodes) - len(drafting)
+        num_tokens_left = budget - size_of(decodes) - len(drafting)
         num_blocks_left = pool.num_available - len(state.decodes.without_room(decodes))
         num_blocks_left -= sum(_num_lacking(sequence, 1, block_size) for sequence in drafting)
         num_drafting = 0
@@ -177,14 +185,16 @@ class Planner:
             draft.compute(sequence, 1 + count, state.step + 1)
             state.stats.num_draft_tokens += count
 
-    def _prefill(self, draft: PlanDraft, budget: int, now: float) -> None:
+    def _prefill(self, draft: PlanDraft, budget: int, now: float, limit: StepLimit | None = None) -> None:
         state = self._state
+        if limit is not None and state.items.is_used:
+            state.items.limit(limit.num_embeddings)
         # The next chunk depends on no result: only a pipeline holds it back while the previous one is in flight.
         is_pipeline = state.settings.num_stages > 1
         candidates = [
             sequence for sequence in state.running.prefilling if not (is_pipeline and self._is_held(sequence))
         ]
-        chunking = Chunking(state.settings, budget, len(candidates) + len(state.waiting))
+        chunking = Chunking(state.settings, budget, len(candidates) + len(state.waiting), limit)
         for sequence in candidates:
             if not chunking.budget:
                 break
@@ -213,7 +223,7 @@ class Planner:
         missing = num_tokens - sequence.num_computed_tokens
         chunking.spend(count, missing, num_tokens)
         if sequence.group.items:
-            state.items.take(sequence, sequence.num_computed_tokens + count)
+            state.items.take(sequence, sequence.num_computed_tokens + count, chunking.limit)
         draft.compute(sequence, count, state.step + 1)
         state.prefix_cache.publish(sequence)
         moment = Moment.SCHEDULED if count == missing else Moment.CHUNKED
@@ -301,7 +311,7 @@ class Planner:
 
     def _cut_at_items(self, sequence: Sequence, start: int, count: int, chunking: Chunking) -> int:
         """Cuts a chunk before the first item whose embeddings are not there and can't be, in this step."""
-        kept = self._state.items.count(sequence, start, count)
+        kept = self._state.items.count(sequence, start, count, chunking.limit)
         is_cut_only_here = kept < count == sequence.num_tokens - start
         return 0 if is_cut_only_here and not chunking.may_leave_unfinished(sequence.num_tokens) else kept
 
@@ -359,7 +369,8 @@ class Planner:
             sequence.group.number, moment, now, choice=sequence.choice, step=state.step + 1, num_tokens=num_tokens
         )
 
-    def _finish(self, draft: PlanDraft, selection: Selection) -> Plan:
+    def _finish(self, draft: PlanDraft, selection: Selection) -> tuple[Plan, Advanced]:
+        """Returns the plan, and what `Decodes.advance` returned for it."""
         state = self._state
         decodes = state.decodes
         state.step += 1
@@ -377,13 +388,9 @@ class Planner:
         state.stats.num_steps += 1
         if self._speculator is not None:
             self._speculator.ask(plan, awaited)
-        return plan
+        return plan, advanced
 
 
 def _num_lacking(sequence: Sequence, count: int, block_size: int) -> int:
     """The number of blocks that a sequence still lacks for its next `count` tokens."""
     return max(0, num_blocks_for(sequence.num_computed_tokens + count, block_size) - len(sequence.block_ids))
-
-
-def _size(selection: Selection) -> int:
-    return selection.stop if isinstance(selection, slice) else len(selection)

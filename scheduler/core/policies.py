@@ -5,6 +5,7 @@ from math import inf
 from typing import Protocol
 
 from scheduler.core.messages import CoreSettings, GroupRequest
+from scheduler.core.pacing.pace import StepLimit
 from scheduler.core.state.request import Sequence
 from scheduler.core.state.running import Running
 
@@ -46,9 +47,12 @@ class Chunking:
     Each gets an equal share of the rest; what a short one does not need goes to those behind it.
     """
 
-    def __init__(self, settings: CoreSettings, budget: int, num_candidates: int) -> None:
+    def __init__(
+        self, settings: CoreSettings, budget: int, num_candidates: int, limit: StepLimit | None = None
+    ) -> None:
+        """limit: the time that the step has for prefills; None: any."""
         self._settings = settings
-        self.budget = budget
+        self.budget, self.limit = budget, limit
         self._num_partial = self._num_long = 0
         self._most_partial = max(1, min(settings.max_num_partial_prefills, num_candidates))
 
@@ -62,9 +66,12 @@ class Chunking:
         if not settings.enable_chunked_prefill:
             whole = min(num_missing, settings.max_num_batched_tokens)
             return whole if whole <= self.budget else 0
-        count = min(num_missing, self.budget)
+        budget = self.budget
+        if self.limit is not None:
+            budget = min(budget, self.limit.num_tokens(num_tokens - num_missing))
+        count = min(num_missing, budget)
         if self._num_partial < self._most_partial:
-            count = min(count, -(-self.budget // (self._most_partial - self._num_partial)))
+            count = min(count, -(-budget // (self._most_partial - self._num_partial)))
         if self.is_long(num_tokens):
             count = min(count, settings.long_prefill_token_threshold)
         return count if count == num_missing or self.may_leave_unfinished(num_tokens) else 0
@@ -81,6 +88,10 @@ class Chunking:
     def spend(self, count: int, num_missing: int, num_tokens: int) -> None:
         """Records that the step computes `count` tokens of this prefill."""
         self.budget -= count
+        if self.limit is not None:
+            self.limit.spend(count, num_tokens - num_missing)
+            # Tokens at the beginning of a prompt take the least time.
+            self.budget = min(self.budget, self.limit.num_tokens(0))
         if count < num_missing:
             self._num_partial += 1
             self._num_long += self.is_long(num_tokens)

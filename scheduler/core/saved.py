@@ -3,6 +3,7 @@
 import msgspec
 
 from scheduler.core.messages import CoreSettings, CoreStats, GroupRequest, StepCosts
+from scheduler.core.pacing.pace import SavedPace, StepTiming
 from scheduler.core.state.items import SavedItem
 from scheduler.core.state.request import Order, SequenceStatus
 from scheduler.core.state.timelines import Entry
@@ -64,6 +65,7 @@ class SavedStep(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     # Without forced ones. Empty: none has any.
     num_drafts: list[int] = []
     num_expected_drafts: float = 0.0
+    timing: StepTiming | None = None
 
 
 class SavedDrafting(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -133,3 +135,5 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True, kw_only=True, tag="
     drafting: SavedDrafting | None = None
     # None: there has been none.
     items: SavedItems | None = None
+    # None: steps may take any time.
+    pace: SavedPace | None = None

@@ -60,6 +60,7 @@ def save(state: State, num_arrivals: int) -> Snapshot:
         shares=state.waiting.shares.save(),
         drafting=_save_drafting(state),
         items=_save_items(state),
+        pace=None if state.pace is None else state.pace.save(),
     )
 
 
@@ -151,6 +152,7 @@ def _save_step(awaited: StepInFlight, by_generation: dict[int, Sequence]) -> Sav
         num_prefill_tokens=awaited.num_prefill_tokens,
         num_drafts=num_drafts if any(num_drafts) else [],
         num_expected_drafts=awaited.num_expected_drafts,
+        timing=awaited.timing,
     )
 
 
@@ -211,6 +213,8 @@ def restore(snapshot: Snapshot, state: State) -> None:
         state.drafting.restore(
             saved.costs, saved.hits, saved.tries, saved.recent_outputs, saved.output_lengths, saved.worth
         )
+    if state.pace is not None and snapshot.pace is not None:
+        state.pace.restore(snapshot.pace)
 
 
 def _restore_fault_isolation(saved: SavedFaultIsolation, state: State) -> None:
@@ -285,4 +289,5 @@ def _restore_step(saved: SavedStep, by_generation: dict[int, Sequence]) -> StepI
         finishing=[(by_generation[generation], generation) for generation in saved.finishing],
         is_empty=saved.is_empty,
         num_prefill_tokens=saved.num_prefill_tokens,
+        timing=saved.timing,
     )

@@ -249,6 +249,10 @@ class _StatusCollector(Collector):
             "octavo_speculations": ("Times that a sequence had drafts in a step.", stats.num_drafts),
             "octavo_speculated_tokens": ("Their drafts.", stats.num_speculated_tokens),
             "octavo_accepted_speculated_tokens": ("Accepted ones of them.", sum(stats.num_accepted_by_position)),
+            "octavo_limited_steps": ("Steps whose prefills had a limit of time.", stats.num_limited_steps),
+            "octavo_late_steps": ("Those that took longer than they should.", stats.num_late_steps),
+            "octavo_limited_step_predicted_seconds": ("Time that they should take.", stats.predicted_seconds),
+            "octavo_limited_step_seconds": ("Time that they took.", stats.measured_seconds),
             "octavo_lockstep_empty_steps": ("Empty steps, run while another replica has work.", stats.num_empty_steps),
             "octavo_lockstep_waves": ("Waves: runs of steps that replicas computed together.", status.num_waves),
         }

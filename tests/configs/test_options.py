@@ -73,6 +73,12 @@ def test_booleans_come_as_text():
         ("max_num_seq: 8", {}, {}, ["max_num_seq'", "octavo.yaml", "did you mean 'max_num_seqs'"]),
         ("", {"OCTAVO_BLOCKSIZE": "8"}, {}, ["blocksize'", "in the environment", "did you mean 'block_size'"]),
         ("", {}, {"zzzzzz": 1}, ["zzzzzz", "as a flag", "octavo up --help"]),
+        (
+            "enable_chunked_prefill: false",
+            {},
+            {"inter_token_latency_target": 200},
+            ["inter_token_latency_target=200 needs enable_chunked_prefill", "leave one of the two out"],
+        ),
         ("max_num_seqs: 0", {}, {}, ["max_num_seqs=0", "octavo.yaml", "greater than or equal to 1"]),
         (
             "",

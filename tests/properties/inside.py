@@ -54,6 +54,13 @@ def is_isolating(core: Core) -> bool:
     return core._state.fault_isolation.is_isolating
 
 
+def margin(core: Core) -> float:
+    """What predicted times of steps are multiplied by before they are compared with the target."""
+    pace = core._state.pace
+    assert pace is not None
+    return pace._margin
+
+
 class CacheMirror:
     """The blocks that a router listening to cache events believes can be found."""
 

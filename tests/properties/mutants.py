@@ -8,11 +8,19 @@ _SWAP = {"preemption_mode": "swap", "num_swap_blocks": 12}
 _DRAFTS = {"speculation": SPECULATIONS[3]}
 _AHEAD = {"max_steps_in_flight": 3, "num_stages": 1, "speculation": None}
 _FULL = {"scheduling_policy": "priority", "max_queued_requests": 4, "max_num_seqs": 1}
+_PACED = {
+    "inter_token_latency_target": 0.02, "least_prefill_tokens": 1, "enable_chunked_prefill": True,
+    "max_num_batched_tokens": 64, "max_num_partial_prefills": 1, "max_long_partial_prefills": 1,
+    "long_prefill_token_threshold": 0, "num_stages": 1, "encoder_cache_size": 0,
+}  # fmt: skip
 _PARTIAL = {"enable_chunked_prefill": True, "max_num_partial_prefills": 2, "max_long_partial_prefills": 1}
 
 
 def _mutant(name: str, module: str, old: str, new: str, why: str, **focus: object) -> Mutant:
-    return Mutant(name=name, why=why, module=module, old=old, new=new, focus=focus)
+    # Steps that are cut short bring scarce resources into play more slowly.
+    return Mutant(
+        name=name, why=why, module=module, old=old, new=new, focus={"inter_token_latency_target": 0.0, **focus}
+    )
 
 
 MUTANTS = [
@@ -46,6 +54,26 @@ MUTANTS = [
         "long-prefills-always-passed", "core.policies",
         "and self._num_long >= settings.max_long_partial_prefills", "and True",
         "short prompts overtake a long one that could go on: it starves", **_PARTIAL, long_prefill_token_threshold=5,
+    ),
+    # --- Steps in time
+    _mutant(
+        "late-steps", "core.pacing.pace",
+        "seconds = self.target / num_steps / self._margin - self._prices.seconds(work)", "seconds = self.target",
+        "prefills fill a step as if the decodes in it took no time", **_PACED,
+    ),
+    _mutant(
+        "contexts-forgotten", "core.pacing.prices",
+        "linear = prices[_TOKEN] + prices[_PAIR] * (start + 0.5)", "linear = prices[_TOKEN]",
+        "a chunk at the end of a long prompt counts as one at its beginning", **_PACED,
+    ),
+    _mutant(
+        "starved-by-decodes", "core.pacing.pace", ", self._least - self._num_spent)", ", 0)",
+        "no prompt goes on while the decodes alone take too long", **_PACED,
+    ),
+    _mutant(
+        "always-in-a-hurry", "core.pacer",
+        "if not len(state.decodes) and not state.running.drafting:", "if False:",
+        "prefills are cut although no sequence waits for its next token", **_PACED,
     ),
     # --- Order
     _mutant(
@@ -146,7 +174,7 @@ MUTANTS = [
     ),
     _mutant(
         "forced-tokens-not-waited-for", "core.state.decodes",
-        "            self._waits[index] = 1\n            self._num_holding += 1", "            pass",
+        "            self._waits[index] = 1\n            self.num_holding += 1", "            pass",
         "forced tokens never become drafts while steps are in flight", holds_constrained=False, **_AHEAD,
     ),
     _mutant(
@@ -330,7 +358,7 @@ MUTANTS = [
     ),
     _mutant(
         "drafts-beyond-the-budget", "core.planner",
-        "num_left = settings.max_num_batched_tokens - _size(selection)", "num_left = settings.max_num_batched_tokens",
+        "num_left = settings.max_num_batched_tokens - size_of(selection)", "num_left = settings.max_num_batched_tokens",
         "drafts do not count against the token budget", **_DRAFTS,
     ),
     _mutant(

@@ -17,6 +17,7 @@ from scheduler.core.state.blocks import num_blocks_for
 from tests.properties import inside
 from tests.properties.items import check_encoded, may_lack_items
 from tests.properties.model import ModelSequence, plans_between, work_of
+from tests.properties.pace import check_pace
 
 if TYPE_CHECKING:
     from tests.properties.world import World
@@ -47,6 +48,7 @@ def check_plan(world: World, plan: Plan) -> int:
     _check_kinds(world, plan)
     _check_decodes(world, plan, batch)
     check_encoded(world, plan)
+    check_pace(world, plan)
     return _check_admissions(world, plan)
 
 

@@ -57,6 +57,8 @@ def core_settings(draw: st.DrawFn) -> CoreSettings:
         long_prefill_token_threshold=draw(st.sampled_from([0, 2, 5])) if is_chunked else 0,
         max_num_partial_prefills=num_partial,
         max_long_partial_prefills=draw(st.integers(1, num_partial)),
+        inter_token_latency_target=draw(st.sampled_from([0.0, 0.0, 0.6])),
+        least_prefill_tokens=draw(st.integers(1, 4)),
         preemption_mode=mode,
         num_swap_blocks=draw(st.sampled_from([40, 6, 0])) if mode == "swap" else 0,
         max_steps_in_flight=draw(st.integers(1, 4)),

@@ -13,6 +13,7 @@ from scheduler.core.core import Core
 from scheduler.core.messages import CoreSettings
 from tests.fakes.model import VOCAB_SIZE
 from tests.fakes.plan_worker import Drafter
+from tests.properties.pace import StepTimes
 from tests.properties.workloads import Workload, random_settings, step_costs
 from tests.properties.world import World
 
@@ -35,12 +36,14 @@ def walk(seed: str, *, core_class: type[Core] = Core, changes: Mapping[str, obje
     choose = Random(seed)
     aging = Random(f"aging {seed}").choice([0.0, 0.0, 1.0, 5.0])
     holds = Random(f"constraints {seed}").random() < 0.5
-    of_items = Random(f"items {seed}")
+    of_items, of_pace = Random(f"items {seed}"), Random(f"pace {seed}")
     own = {
         "priority_aging": aging,
         "holds_constrained": holds,
         "encoder_cache_size": of_items.choice([0, 0, 0, 9, 12, 20]),
         "max_num_encoder_input_tokens": of_items.choice([1, 6, 10, 40]),
+        "inter_token_latency_target": of_pace.choice([0.0, 0.0, 0.0, 0.0, 0.0, 0.01, 0.02, 0.04]),
+        "least_prefill_tokens": of_pace.choice([1, 1, 3, 32]),
     }
     settings = random_settings(choose, own | dict(changes))
     walker = _Walker(seed, choose, settings, core_class)
@@ -101,6 +104,8 @@ class _Walker:
         self._choose_empty = Random(f"empty {seed}")
         # The costs of steps that the core is told, with a generator of its own as well.
         self._choose_costs = Random(f"costs {seed}")
+        # The times of steps, only where they count: so other walks stay as they were.
+        self._times = StepTimes(Random(f"times {seed}")) if settings.inter_token_latency_target else None
         self._emptiness = self._choose_empty.choice([0.0, 0.0, 0.0, 0.0, 0.2, 0.6])
 
     def _make_drafter(self) -> Drafter | None:
@@ -163,6 +168,8 @@ class _Walker:
         if is_planned and choose.random() < self._patience:
             return
         while world.in_flight:
+            if self._times is not None:
+                world.pass_time(self._times.seconds(world.in_flight[0].plan))
             world.deliver(forget=choose.random() < self._mishaps / 4, strays=choose.random() < self._mishaps)
             if choose.random() < self._patience:
                 return

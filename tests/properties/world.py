@@ -65,8 +65,8 @@ class World:
         self.num_groups = 0
         self.queued: dict[int, GroupRequest] = {}  # groups that have never run
         self.mirror: inside.CacheMirror | None = None
-        # In the current step.
-        self.is_isolating = False
+        # In the current step: a suspect runs alone, a sequence has lost its blocks.
+        self.is_isolating = self.has_preempted = False
         # Blocks of sequences that are known to have failed: no request may find them until they are written anew.
         self.spoiled: set[int] = set()
         # Numbers of items that the worker has not prepared yet.
@@ -167,9 +167,10 @@ class World:
         for event in preemptions:
             self._take_preemption(event)
         self._set_aside()
+        self.has_preempted = bool(preemptions)
         if plan is None:
             take_wanted(self)
-            check_no_plan(self, has_preempted=bool(preemptions))
+            check_no_plan(self, has_preempted=self.has_preempted)
             return False
         self.num_plans += 1
         for sequence in self.live.values():

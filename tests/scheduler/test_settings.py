@@ -23,6 +23,11 @@ def test_options_and_ready_become_settings():
     assert (settings.eos_token_ids, settings.max_num_seqs, settings.max_queued_requests) == ({2, 7}, 5, 9)
 
 
+def test_milliseconds_become_seconds():
+    assert core_settings(Options(inter_token_latency_target=250), MODEL).inter_token_latency_target == 0.25
+    assert core_settings(Options(), MODEL).inter_token_latency_target == 0
+
+
 def test_stages_have_a_step_each_and_one_is_on_its_way():
     settings = core_settings(Options(pipeline_parallel_size=3), MODEL)
     assert (settings.num_stages, settings.max_steps_in_flight) == (3, 4)

@@ -1,4 +1,7 @@
-"""The sequences that decode, one token in a step or several with drafts, held as columns."""
+"""The sequences that decode, one token in a step or several with drafts, held as columns.
+
+Longer than 400 lines because all that reads or writes the columns is kept together.
+"""
 
 from bisect import bisect_left
 from dataclasses import dataclass
@@ -12,6 +15,12 @@ _order = attrgetter("order")
 
 # Selects entries of the columns: the first n as a slice from 0, or indices.
 Selection = slice | np.ndarray
+# Rows, generations and positions: what `Decodes.advance` returns.
+Advanced = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+def size_of(selection: Selection) -> int:
+    return selection.stop if isinstance(selection, slice) else len(selection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,7 @@ class Decodes:
         self.sequences: list[Sequence] = []
         # Both mostly 0. The second counts sequences that are held or wait.
         self.num_watched = 0
-        self._num_holding = 0
+        self.num_holding = 0
         # Grows with every sequence that is added or removed.
         self.version = 0
 
@@ -98,10 +107,9 @@ class Decodes:
     # --- Adding and removing
 
     def add(self, sequence: Sequence, *, num_planned: int) -> None:
-        """Adds a sequence. num_planned counts its known tokens and those that steps in flight will sample; all but the
-        last are computed."""
+        """Adds a sequence. num_planned: its known tokens and those to come; all but the last are computed."""
         assert sequence.num_computed_tokens == num_planned - 1
-        index, end = self._index(sequence), len(self.sequences)
+        index, end = self.index_of(sequence), len(self.sequences)
         columns, num_prompt_tokens = self._columns, sequence.num_prompt_tokens
         columns[:, index + 1 : end + 1] = columns[:, index:end]
         columns[:, index] = (
@@ -123,16 +131,16 @@ class Decodes:
             sequence.num_accepted_tokens,
         )
         self.num_watched += sequence.repetition is not None
-        self._num_holding += self._is_held(sequence)
+        self.num_holding += self._is_held(sequence)
         self.sequences.insert(index, sequence)
         sequence.is_decoding = True
         self.version += 1
 
     def remove(self, sequence: Sequence) -> None:
         """Settles and removes a sequence."""
-        index, end = self._index(sequence), len(self.sequences)
+        index, end = self.index_of(sequence), len(self.sequences)
         self.settle(sequence)
-        self._num_holding -= int(self._held[index] | self._waits[index])
+        self.num_holding -= int(self._held[index] | self._waits[index])
         columns = self._columns
         columns[:, index : end - 1] = columns[:, index + 1 : end]
         del self.sequences[index]
@@ -146,12 +154,12 @@ class Decodes:
             self.settle(sequence)
             sequence.is_decoding = False
         self.sequences = []
-        self.num_watched = self._num_holding = 0
+        self.num_watched = self.num_holding = 0
         self.version += 1
 
     def settle(self, sequence: Sequence) -> None:
         """Brings a sequence's counts and output_token_ids up to date."""
-        index = self._index(sequence)
+        index = self.index_of(sequence)
         sequence.num_draft_tokens = int(self._drafted[index])
         sequence.num_accepted_tokens = int(self._accepted[index])
         self._settle(sequence, int(self._computed[index]), int(self._known[index]))
@@ -159,7 +167,7 @@ class Decodes:
     def _is_held(self, sequence: Sequence) -> bool:
         return self._holds_constrained and sequence.group.request.is_constrained
 
-    def _index(self, sequence: Sequence) -> int:
+    def index_of(self, sequence: Sequence) -> int:
         return bisect_left(self.sequences, sequence.order, key=_order)
 
     def _settle(self, sequence: Sequence, num_computed: int, num_known: int) -> None:
@@ -191,7 +199,7 @@ class Decodes:
         ready = planned < self._limit[:end]
         if one_step_each:
             ready &= planned == self._known[:end]
-        elif self._num_holding:
+        elif self.num_holding:
             ready &= (planned == self._known[:end]) | ((self._held[:end] | self._waits[:end]) == 0)
         if ready.all():
             return slice(0, min(end, limit))
@@ -217,15 +225,15 @@ class Decodes:
         self._capacity[indices] += num_blocks * self.block_size
 
     def grew_one(self, sequence: Sequence) -> None:
-        self._capacity[self._index(sequence)] = len(sequence.block_ids) * self.block_size
+        self._capacity[self.index_of(sequence)] = len(sequence.block_ids) * self.block_size
 
-    def advance(self, selection: Selection) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def advance(self, selection: Selection) -> Advanced:
         """Records that the selection computes its next token in the step being planned.
 
         Returns rows (uint16) and generations, both read only, and the positions that the sampled tokens will have,
         counted from the beginning of the prompt.
         """
-        if self._num_holding:
+        if self.num_holding:
             self._end_waits(selection)
         planned, who = self._planned[selection], self._identity(selection)
         positions = planned.copy()
@@ -243,6 +251,10 @@ class Decodes:
         """Mask of the sequences of a selection that are in no step in flight."""
         return self._planned[selection] == self._known[selection]
 
+    def num_context_tokens(self, selection: Selection) -> int:
+        """Tokens whose KV the selection reads to compute its next tokens."""
+        return int(self._planned[selection].sum())
+
     def num_missing(self, indices: np.ndarray) -> np.ndarray:
         """The number of tokens that each sequence can still get."""
         return self._limit[indices] - self._known[indices]
@@ -251,7 +263,7 @@ class Decodes:
         """The number of drafts of each sequence, in no step in flight, for which it has blocks."""
         return self._capacity[indices] - self._known[indices]
 
-    def advance_drafts(self, indices: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def advance_drafts(self, indices: np.ndarray, counts: np.ndarray) -> Advanced:
         """Records that sequences, in no step in flight, compute their next token and so many drafts after it in the
         step being planned. They are then in no other step until its result is there. Returns the same as `advance`."""
         who, positions = self._identify(indices), self._known[indices]
@@ -265,21 +277,21 @@ class Decodes:
         """`wait` for each of these sequences."""
         new = indices[(self._held[indices] | self._waits[indices]) == 0]
         self._waits[new] = 1
-        self._num_holding += len(new)
+        self.num_holding += len(new)
 
     def wait(self, sequence: Sequence) -> None:
         """Keeps a sequence out of steps until the results of all its steps are there: they will bring drafts."""
-        index = self._index(sequence)
+        index = self.index_of(sequence)
         if not (self._held[index] or self._waits[index]):
             self._waits[index] = 1
-            self._num_holding += 1
+            self.num_holding += 1
 
     def _end_waits(self, selection: Selection) -> None:
-        self._num_holding -= int(self._waits[selection].sum())
+        self.num_holding -= int(self._waits[selection].sum())
         self._waits[selection] = 0
 
     def waits(self, sequence: Sequence) -> bool:
-        return bool(self._waits[self._index(sequence)])
+        return bool(self._waits[self.index_of(sequence)])
 
     # --- Results
 
@@ -356,24 +368,21 @@ class Decodes:
         """The indices of the sequences that have more blocks than their known tokens need."""
         return indices[self._capacity[indices] - self._known[indices] >= self.block_size]
 
-    def index_of(self, sequence: Sequence) -> int:
-        return self._index(sequence)
-
     def watched(self, selection: Selection) -> np.ndarray:
         """Mask of the sequences that any token may end."""
         return self._watched[selection] != 0
 
     def append_one(self, sequence: Sequence, token_id: int) -> None:
-        index = self._index(sequence)
+        index = self.index_of(sequence)
         self.append(slice(index, index + 1), np.array([token_id], np.int32))
 
     def num_known(self, sequence: Sequence) -> int:
         """The number of known tokens, which `Sequence.num_tokens` lags behind until settled."""
-        return int(self._known[self._index(sequence)])
+        return int(self._known[self.index_of(sequence)])
 
     def num_planned(self, sequence: Sequence) -> int:
         """The number of known tokens and of those that steps in flight will sample."""
-        return int(self._planned[self._index(sequence)])
+        return int(self._planned[self.index_of(sequence)])
 
     def check_integrity(self) -> None:
         """Settles all sequences and asserts that they agree with the columns."""
@@ -397,4 +406,4 @@ class Decodes:
             assert planned <= limit == sequence.num_prompt_tokens + sequence.max_tokens
             assert computed <= capacity == len(sequence.block_ids) * self.block_size
         assert self.num_watched == sum(sequence.repetition is not None for sequence in self.sequences)
-        assert self._num_holding == num_holding
+        assert self.num_holding == num_holding

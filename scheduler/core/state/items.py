@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from scheduler.core.messages import CoreSettings, CoreStats, Plan, WantedItem
+from scheduler.core.pacing.pace import StepLimit
 from scheduler.core.state.request import Group, Item, ItemInput, Sequence
 
 # The embeddings of items whose input the workers have, or are asked for, before the items' turn: so many times
@@ -32,7 +33,8 @@ class Items:
     def __init__(self, settings: CoreSettings, stats: CoreStats) -> None:
         # Set anew by `restore` of a snapshot.
         self.stats = stats
-        self._budget = settings.max_num_encoder_input_tokens
+        # Embeddings that a step encodes at most, and the plan being made.
+        self._most_encoded = self._budget = settings.max_num_encoder_input_tokens
         # Prefills are whole: all items of one are encoded in one step.
         self._is_whole = not settings.enable_chunked_prefill
         # By name and number of embeddings: a request that is wrong about the latter shares nothing with others.
@@ -47,6 +49,7 @@ class Items:
         self._forgotten: dict[int, None] = {}
         self._dropped: list[int] = []
         self._encoded: list[int] = []
+        # Embeddings that the plan being made encodes.
         self._num_encoded = 0
         # Items whose tokens the plan being made computes to the end, once for each span.
         self._passed: list[Item] = []
@@ -192,14 +195,37 @@ class Items:
     # --- Plans
 
     def begin_plan(self) -> None:
-        self._num_encoded, self._is_full = 0, False
+        self._num_encoded, self._is_full, self._budget = 0, False, self._most_encoded
 
-    def count(self, sequence: Sequence, start: int, count: int) -> int:
+    @property
+    def num_encoded(self) -> int:
+        """Embeddings that the plan being made encodes so far. Counts only while `is_used`."""
+        return self._num_encoded
+
+    def limit(self, num_embeddings: int) -> None:
+        """Lets the plan being made encode no more than that. One item alone may have more."""
+        self._budget = min(self._budget, num_embeddings)
+
+    def _num_lacking(self, sequence: Sequence, start: int, count: int) -> int:
+        """Embeddings that must be encoded before a sequence's `count` tokens from position `start` on are computed."""
+        spans, items = sequence.group.request.items, sequence.group.items
+        lacking = {
+            item.number: item.num_embeddings
+            for item, span in zip(items, spans, strict=True)
+            if not item.is_cached and span.end > start and span.first_token < start + count
+        }
+        return sum(lacking.values())
+
+    def count(self, sequence: Sequence, start: int, count: int, limit: StepLimit | None = None) -> int:
         """How many of a sequence's `count` tokens from position `start` on can be computed in the plan being made.
 
         The tokens of an item can, if its embeddings are there, or if it is prepared and there is room: in the cache,
-        and in what one step encodes. One item alone may have more than that.
+        and in what one step encodes. One item alone may have more than that. limit: the time for both.
         """
+        kept = self._count(sequence, start, count)
+        return kept if limit is None else min(kept, limit.num_tokens(start, self._num_lacking(sequence, start, kept)))
+
+    def _count(self, sequence: Sequence, start: int, count: int) -> int:
         spans, items, end = sequence.group.request.items, sequence.group.items, start + count
         index, room, num_encoded = sequence.next_item, self._size - self._num_held, self._num_encoded
         taken: set[int] = set()
@@ -227,9 +253,9 @@ class Items:
             return count
         return 0 if self._is_whole else max(0, spans[index].first_token - start)
 
-    def take(self, sequence: Sequence, end: int) -> None:
+    def take(self, sequence: Sequence, end: int, limit: StepLimit | None = None) -> None:
         """Holds the items of a sequence's next tokens, up to position `end`, and encodes those that lack embeddings.
-        `count` has found that there is room."""
+        `count` has found that there is room. limit: loses the time of encoding."""
         spans, items, first = sequence.group.request.items, sequence.group.items, sequence.next_item
         index, lacking = first, []
         while index < len(items) and spans[index].first_token < end:
@@ -243,6 +269,8 @@ class Items:
             index += 1
         for item in lacking:
             self._encode(item)
+        if limit is not None:
+            limit.note_encoded(self._num_encoded)
         while sequence.next_item < index and spans[sequence.next_item].end <= end:
             self._passed.append(items[sequence.next_item])
             sequence.next_item += 1

@@ -14,6 +14,7 @@ from operator import attrgetter
 import numpy as np
 
 from scheduler.core.messages import Plan, PlannedRow
+from scheduler.core.pacing.pace import StepTiming
 from scheduler.core.state.blocks import BlockPool
 from scheduler.core.state.decodes import Decodes
 from scheduler.core.state.request import Sequence
@@ -153,6 +154,8 @@ class StepInFlight:
     num_prefill_tokens: int = 0
     # True if the step computes nothing.
     is_empty: bool = False
+    # None unless inter_token_latency_target is set.
+    timing: StepTiming | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,6 +217,10 @@ class InFlight:
     def take(self, step: int) -> StepInFlight | None:
         """Removes the step whose result has come; None if it is not the next one."""
         return self._awaited.popleft() if self._awaited and self._awaited[0].step == step else None
+
+    def note_timing(self, timing: StepTiming) -> None:
+        """Sets the timing of the step planned last."""
+        self._awaited[-1].timing = timing
 
     def clear(self) -> None:
         self._awaited.clear()

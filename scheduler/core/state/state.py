@@ -15,6 +15,7 @@ from scheduler.core.messages import (
     PreemptionReason,
     SequenceEnd,
 )
+from scheduler.core.pacing.pace import Pace
 from scheduler.core.state.blocks import BlockPool, HostBlocks, PrefixCache, num_blocks_for
 from scheduler.core.state.decodes import Decodes
 from scheduler.core.state.end_tokens import EndTokens
@@ -47,6 +48,10 @@ class State:
         )
         # None: no sequence gets drafts but forced tokens.
         self.drafting = None if settings.speculation is None else Drafting(settings, settings.speculation)
+        # None: steps may take any time.
+        self.pace: Pace | None = None
+        if settings.inter_token_latency_target:
+            self.pace = Pace(settings.inter_token_latency_target, least_tokens=settings.least_prefill_tokens)
         self.running = Running(self.rows, self.pool, self.decodes)
         self.waiting = WaitingQueue(priority_first=settings.scheduling_policy == "priority")
         self.in_flight = InFlight()

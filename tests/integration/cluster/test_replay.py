@@ -16,6 +16,8 @@ from typer.testing import CliRunner
 from configs.options import Options
 from octavo.cli.main import app
 from scheduler.core.state.rows import Rows
+from scheduler.recording.file import RecordingFile
+from scheduler.recording.replay import Replay
 from tests.support.repository import ROOT
 from tests.support.scheduler.recordings import record
 from tests.support.scheduler.scheduling import TIMEOUT, RouterEnd, make_options
@@ -72,14 +74,17 @@ async def run_load(options: Options) -> RouterEnd:
     return router
 
 
-def options_of(directory: Path) -> Options:
+def options_of(directory: Path, **changes: object) -> Options:
     return make_options(
-        directory, trace=str(directory / "run.trace"), num_blocks_override=24, max_num_seqs=8, max_steps_in_flight=2
-    )
+        directory, trace=str(directory / "run.trace"), num_blocks_override=24, max_num_seqs=8, max_steps_in_flight=2,
+        **changes,
+    )  # fmt: skip
 
 
-async def test_every_plan_of_a_scheduler_that_served_is_made_again(tmp_path: Path):
-    options = options_of(tmp_path)
+@pytest.mark.parametrize("target", [0, 5])
+async def test_every_plan_of_a_scheduler_that_served_is_made_again(tmp_path: Path, target: float):
+    """With a target of latency, plans depend on what steps really took."""
+    options = options_of(tmp_path, inter_token_latency_target=target)
     with process("scheduler", options) as scheduler:
         await run_load(options)
         scheduler.send_signal(signal.SIGTERM)
@@ -94,6 +99,10 @@ async def test_every_plan_of_a_scheduler_that_served_is_made_again(tmp_path: Pat
     assert outcome["num_epochs_lost"] >= 1
     assert min(outcome["num_plans"], outcome["num_preemptions"]) > 0
     assert outcome["num_torn_bytes"] == 0
+    with RecordingFile(file) as recorded:
+        again = Replay(recorded)
+        again.run(lambda num_bytes: None)
+    assert bool(again.core.stats.num_limited_steps) == bool(target)
     explained = replay(str(file), "--explain=traced-1")
     assert explained.returncode == 0
     assert "every plan is equal" in explained.stdout

@@ -70,6 +70,16 @@ def test_memory_of_the_measured_engine_scales_with_the_option(octavo, tmp_path: 
     assert half["kv_usage_peak"] == pytest.approx(2 * full["kv_usage_peak"], rel=0.01)
 
 
+def test_steps_in_time_are_planned_with_the_measured_costs(octavo, tmp_path: Path) -> None:
+    """A step of the whole budget takes 0.5 s here."""
+    load = ("--fit", measured(tmp_path / "steps.jsonl"), "--num-requests", 40, "--request-rate", 1.5, "--json")
+    load = (*load, "--prompt-len", "400", "--output-len", "40")
+    free, bounded = (lines(octavo(*load, "--inter-token-latency-target", target)[1])[0] for target in (0, 100))
+    assert free["itl_ms_p99"] > 300
+    assert bounded["itl_ms_p99"] < 110
+    assert bounded["ttft_s_p50"] > free["ttft_s_p50"]
+
+
 def test_a_grid_has_a_line_for_each_setting_and_one_best(octavo) -> None:
     code, out, _ = octavo(*GPU, "--max-num-seqs", "2,8", "--max_num_batched_tokens", "256,512", "--json")
     assert code == 0

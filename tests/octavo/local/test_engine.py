@@ -73,6 +73,16 @@ def test_a_small_budget_and_a_small_cache_change_nothing(mode: str, steps: int) 
     assert tight.num_preemptions, "the cache was never short"
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_steps_that_should_be_short_change_no_output(steps: int) -> None:
+    """So short that each computes only the few tokens that it computes in any case."""
+    hurried = engine(inter_token_latency_target=0.001, max_steps_in_flight=steps)
+    hurried.submit(9, [5] * 4, params(max_tokens=60))
+    outputs = together(hurried, n=2)
+    del outputs[9, 0]
+    assert outputs == together(engine(), n=2)
+
+
 def test_whole_prefills_and_steps_ahead_change_nothing() -> None:
     whole = engine(enable_chunked_prefill=False, max_steps_in_flight=3)
     assert together(whole, n=2) == together(engine(), n=2)

@@ -159,6 +159,17 @@ def test_dearer_steps_fewer_rows_and_fewer_replicas_are_not_faster() -> None:
     assert duration(num_replicas=2) < base
 
 
+def test_a_target_of_latency_bounds_the_gaps_and_costs_the_first_tokens() -> None:
+    requests, cost = random_workload(rate=4.0), LinearCost(step=0.01, token=0.002)
+    free = run(requests, cost, max_num_batched_tokens=512)
+    bounded = run(requests, cost, max_num_batched_tokens=512, inter_token_latency_target=0.1)
+    assert np.percentile(free.gaps, 99) > 0.2
+    assert np.percentile(bounded.gaps, 99) < 0.11
+    assert np.median(bounded.ttft) > np.median(free.ttft)
+    assert bounded.num_output_tokens == free.num_output_tokens
+    assert bounded.output_tokens_per_second > 0.9 * free.output_tokens_per_second
+
+
 def test_drafts_that_are_all_right_make_fewer_steps_and_wrong_ones_are_given_up() -> None:
     requests, cost = workload((0.0, 8, 200)), LinearCost(step=1.0, token=0.01)
     speculation = Speculation(num_speculative_tokens=4, workers_draft=True)

@@ -243,3 +243,40 @@ def test_a_request_that_errs_about_the_number_of_embeddings_harms_no_other():
     assert [end.key for end in ends] == [(2, 0)]
     driver.prepare(driver.wanted[0].number)
     driver.finish()
+
+
+def test_images_are_encoded_as_far_as_a_step_has_time_for_them():
+    """While something decodes, under inter_token_latency_target."""
+    driver = ItemDriver(
+        size=400, max_num_encoder_input_tokens=200, inter_token_latency_target=0.1, least_prefill_tokens=2,
+        num_blocks=500, max_num_batched_tokens=100,
+    )  # fmt: skip
+    now, names = 10.0, iter(range(1, 200))
+
+    def step() -> tuple[float, int]:
+        """Returns its seconds and the items that it encodes."""
+        nonlocal now
+        scheduled = driver.schedule(now)
+        assert scheduled is not None
+        plan, result = scheduled
+        seconds = 0.001 + 0.001 * plan.num_tokens + 0.02 * len(plan.encoded_items)
+        now += seconds
+        driver.apply(result, now)
+        return seconds, len(plan.encoded_items)
+
+    def submit(group: int, num_items: int, max_tokens: int = 3) -> None:
+        spans = tuple(span(next(names), 4 * index) for index in range(num_items))
+        driver.submit(make_request(group, range(60), items=spans, max_tokens=max_tokens))
+
+    for group in range(1, 25):
+        submit(group, group % 4)
+        while driver.core.has_work:
+            step()
+    submit(30, 0, max_tokens=60)
+    step()
+    submit(31, 12)
+    steps = [step() for _ in range(8)]
+    assert max(seconds for seconds, _ in steps) <= 0.105
+    assert sum(num_items for _, num_items in steps) == 12
+    # Alone they would go into one step.
+    assert max(num_items for _, num_items in steps) == 4

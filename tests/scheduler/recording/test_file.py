@@ -101,7 +101,7 @@ def test_where_a_trace_is_damaged_is_said_with_what_was_equal_before(tmp_path: P
         (b"", "is empty: the scheduler that made it had no workers yet"),
         (b"{}\n", "is not a trace"),
         (b"\x80\x04\x95" * 100, "is not a trace"),
-        (b"octavo trace 99\n", "is a trace of format 99; this is Octavo with format 6"),
+        (b"octavo trace 99\n", "is a trace of format 99; this is Octavo with format 7"),
         (b"octavo trace x\n", "is not a trace"),
         (FIRST_LINE, "ends before its first snapshot"),
     ],
@@ -169,9 +169,9 @@ def test_a_full_disk_ends_the_trace_and_nothing_else(
     assert "No space left on device" in warning
 
 
-@pytest.mark.parametrize("version", [2, 5])
+@pytest.mark.parametrize("version", [2, 5, 6])
 def test_a_trace_of_an_older_format_replays_to_the_same_plans(tmp_path: Path, trace: Path, version: int):
-    """Its requests know no rule about repetitions, or no items."""
+    """Its requests know no rule about repetitions, or no items, and its core no target of latency."""
     (whole,) = replay([trace])
     old = tmp_path / "old.trace"
     content, at, num_requests = trace.read_bytes(), len(FIRST_LINE), 0
@@ -184,15 +184,19 @@ def test_a_trace_of_an_older_format_replays_to_the_same_plans(tmp_path: Path, tr
             if record[0] == "submit" and record[2]["stop"]["repetition"] is None:
                 if version == 2:
                     del record[2]["stop"]["repetition"]
-                del record[2]["items"]
+                if version < 6:
+                    del record[2]["items"]
                 num_requests += 1
-            elif record[0] == "schedule" and record[2] is not None:
+            elif record[0] == "schedule" and record[2] is not None and version < 6:
                 # What the plan says of items.
                 assert record[2][-3:] == [[], [], []]
                 del record[2][-3:]
             elif record[0] == "snapshot":
-                assert record[-1] is None
-                del record[-1], record[1]["encoder_cache_size"], record[1]["max_num_encoder_input_tokens"]
+                settings = record[1]
+                assert record[-2:] == [None, None]
+                del record[-1], settings["inter_token_latency_target"], settings["least_prefill_tokens"]
+                if version < 6:
+                    del record[-1], settings["encoder_cache_size"], settings["max_num_encoder_input_tokens"]
             file.write(frame(record))
             at += head + size
     (replayed,) = replay([old])

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from scheduler.core.messages import ChoiceStart, CoreSettings, GroupRequest, Plan, StopRules
+from scheduler.core.pacing.pace import Pace
+from scheduler.core.pacing.prices import Prices
 from scheduler.core.planner import Planner
 from scheduler.core.state.rows import Rows
 from scheduler.recording.file import RecordingWriter
@@ -35,6 +37,18 @@ def test_every_plan_of_a_walk_is_made_again_whatever_happens_on_it(tmp_path: Pat
         num_losses += replayed.num_epochs_lost
         num_preemptions += replayed.num_preemptions
     assert min(num_plans, num_empty, num_without, num_losses, num_preemptions) > 0
+
+
+def test_limits_by_measured_times_are_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, before = tmp_path / "run.trace", tmp_path / "run.trace.1"
+    target = {"inter_token_latency_target": 0.3, "least_prefill_tokens": 2}
+    core = record(path, num_requests=80, max_bytes=30_000, **target).core
+    assert core.stats.num_limited_steps > 20
+    # The second file begins with what was learned in the first.
+    assert [each.difference for each in replay([before, path])] == [None, None]
+    monkeypatch.setattr(Pace, "predict", lambda *_: 0.0)
+    monkeypatch.setattr(Prices, "num_prefill_tokens", lambda *_, most: most)
+    assert any(each.difference for each in replay([before, path]))
 
 
 def test_a_file_that_is_full_goes_on_in_another_that_replays_by_itself(tmp_path: Path):

@@ -53,6 +53,7 @@ KINDS: dict[str, dict[str, object]] = {
     "steps in flight": {"max_steps_in_flight": 3, "num_stages": 1, "speculation": None},
     "stages": {"max_steps_in_flight": 4, "num_stages": 3},
     "items": {"encoder_cache_size": 12, "max_num_encoder_input_tokens": 6},
+    "in time": {"inter_token_latency_target": 0.02, "enable_chunked_prefill": True, "max_steps_in_flight": 2},
     "prefills first": {
         "enable_chunked_prefill": False, "max_num_batched_tokens": 40, "long_prefill_token_threshold": 0,
     },
@@ -66,6 +67,7 @@ HELD = {
     "steps in flight": ["plans in flight", "resting rows", "untold rows"],
     "stages": ["plans in flight"],
     "items": ["items", "unheld items", "held items", "forgotten items", "inputs asked for", "inputs"],
+    "in time": ["prices", "a limited plan in flight"],
     "prefills first": ["running"],
 }
 
@@ -99,6 +101,8 @@ def count(snapshot: Snapshot, held: Counter[str]) -> None:
         held["forgotten items"] += bool(snapshot.items.forgotten)
         held["inputs asked for"] += any(state == "asked" for *_, state in snapshot.items.items)
         held["inputs"] += any(state == "prepared" for *_, state in snapshot.items.items)
+    held["prices"] += bool(snapshot.pace and any(snapshot.pace.prices[0]))
+    held["a limited plan in flight"] += any(step.timing and step.timing.is_limited for step in snapshot.in_flight)
     held["cached blocks"] += bool(snapshot.pool.cached)
     held["hashes"] += bool(snapshot.pool.hashes)
     held["resting rows"] += bool(snapshot.rows.resting)
