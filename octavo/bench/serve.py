@@ -84,9 +84,7 @@ def _requests(load: Load, served: Served, backend: Backend) -> tuple[list[BenchR
         ], 0
     found = load.dataset.requests(load.num_requests, load.seed, vocab_size=vocab_size, as_text=backend.takes_text)
     fitting = [
-        each
-        for each in found
-        if not served.max_model_len or each.prompt_len + each.output_len <= served.max_model_len
+        each for each in found if not served.max_model_len or each.prompt_len + each.output_len <= served.max_model_len
     ]
     if not fitting:
         shortest = min(each.prompt_len + each.output_len for each in found)

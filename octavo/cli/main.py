@@ -9,7 +9,8 @@ import typer
 
 import runtime.grpc_setup.quiet  # noqa: F401 (before grpc)
 from configs.load import ConfigError
-from octavo.cli import admin, bench, call, doctor, keys, plan, pull, replay, run_batch, up, version
+from octavo.cli import admin, call, doctor, keys, plan, pull, replay, run_batch, up, version
+from octavo.cli.bench import group as bench
 from octavo.client.errors import OctavoError
 from octavo.cluster.errors import ClusterError
 from runtime.hub.errors import HubError

@@ -38,7 +38,9 @@ class TimestampedTrace:
         start = rows[0][0]
         return [
             BenchRequest(
-                prompt=self._prompt(index, max(1, round(length * self.length_scale)), blocks, seed, vocab_size, as_text),
+                prompt=self._prompt(
+                    index, max(1, round(length * self.length_scale)), blocks, seed, vocab_size, as_text
+                ),
                 prompt_len=max(1, round(length * self.length_scale)),
                 output_len=max(1, round(output * self.length_scale)),
                 at=(milliseconds - start) / 1e3,
@@ -46,9 +48,7 @@ class TimestampedTrace:
             for index, (milliseconds, length, output, blocks) in enumerate(rows[:count])
         ]
 
-    def _prompt(
-        self, index: int, length: int, blocks: list[int], seed: int, vocab_size: int, as_text: bool
-    ) -> Prompt:
+    def _prompt(self, index: int, length: int, blocks: list[int], seed: int, vocab_size: int, as_text: bool) -> Prompt:
         size = max(1, round(_TOKENS_A_BLOCK * self.length_scale))
         prompt: Prompt = "" if as_text else []
         left = length

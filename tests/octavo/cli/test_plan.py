@@ -175,9 +175,7 @@ def test_measured_steps_say_nothing_of_other_layouts(octavo, tmp_path: Path) -> 
     assert (code, "--num-gpus=2 needs --gpu" in err) == (2, True)
 
 
-def test_a_trace_gives_requests_costs_and_settings(
-    octavo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_gives_requests_costs_and_settings(octavo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record(tmp_path / "a.trace", monkeypatch, load(rate=60.0), settings(max_num_seqs=4))
     code, out, _ = octavo("--trace", tmp_path / "a.trace", "--max-num-seqs", "2,4,8", "--json")
     assert code == 0
@@ -186,9 +184,7 @@ def test_a_trace_gives_requests_costs_and_settings(
     # What is not given is what was recorded.
     assert recorded["max_num_batched_tokens"] == 64
     assert few["ttft_s_p99"] > recorded["ttft_s_p99"] > many["ttft_s_p99"]
-    code, out, _ = octavo(
-        "--trace", tmp_path / "a.trace", "--speculative-config", '{"method": "suffix"}', "--json"
-    )
+    code, out, _ = octavo("--trace", tmp_path / "a.trace", "--speculative-config", '{"method": "suffix"}', "--json")
     assert code == 0
     assert lines(out)[0]["speculation_ratio"] > 1
     code, _, err = octavo("--trace", tmp_path / "a.trace", "--arrivals", tmp_path / "x.csv")
