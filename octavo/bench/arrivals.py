@@ -32,7 +32,7 @@ class Arrivals:
         if self.rate == math.inf:
             return [0.0] * count
         shape = self.burstiness
-        # Of mean 1. A Poisson process is drawn as it always was.
+        # The mean is 1. A Poisson process is drawn as it always was.
         random = np.random.default_rng(seed)
         gaps = random.exponential(1.0, count) if shape == 1 else random.gamma(shape, 1.0 / shape, count)
         return (gaps / self._rates(count)).cumsum().tolist()

@@ -20,13 +20,19 @@ from protos import inference_pb2_grpc as rpc
 
 class GrpcBackend:
     takes_text = False
-    told: dict[str, object] = {"api": "grpc"}  # noqa: RUF012 - never changed
 
     def __init__(self, target: str, *, api_key: str = "", credentials: grpc.ChannelCredentials | None = None) -> None:
         """target: HOST:PORT. credentials: None for no TLS."""
         self._target, self._api_key, self._credentials = target, api_key, credentials
-        # Of prompts of text, as the router counted them.
+        # Lengths of prompts of text, as the router counted them.
         self._prompt_tokens: list[int] = []
+        # Tokens of prompts, and those of them that the prefix cache had.
+        self._num_prompt_tokens = self._num_cached_tokens = 0
+
+    @property
+    def told(self) -> dict[str, object]:
+        rate = self._num_cached_tokens / self._num_prompt_tokens if self._num_prompt_tokens else 0.0
+        return {"api": "grpc", "prefix_hit_rate": round(rate, 4)}
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -66,7 +72,10 @@ class GrpcBackend:
             async for message in self._stub.Generate(request, metadata=key_metadata(self._api_key)):
                 if message.HasField("started") and isinstance(prompt, str):
                     self._prompt_tokens.append(len(message.started.prompt_token_ids))
-                if message.HasField("chunk") and message.chunk.token_ids:
+                if message.HasField("finished"):
+                    self._num_prompt_tokens += message.finished.usage.prompt_tokens
+                    self._num_cached_tokens += message.finished.usage.cached_tokens
+                elif message.HasField("chunk") and message.chunk.token_ids:
                     trace.token_times.append(time.perf_counter())
                     trace.token_counts.append(len(message.chunk.token_ids))
         except grpc.RpcError as error:

@@ -1,0 +1,91 @@
+"""What a tuning run found: a row for each setting, and the winner."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import combinations
+from typing import Any
+
+from octavo.tune.predictions import Prediction
+from octavo.tune.space import Candidate
+
+# Pairs closer than this have no order worth predicting.
+_DIFFERS = 1.1
+
+
+class Status(StrEnum):
+    SKIPPED = "skipped"
+    MEASURED = "measured"
+    FINALIST = "finalist"
+    BEST = "best"
+    FAILED = "failed"
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """A setting. rate: the highest that kept the bounds; None: none did."""
+
+    candidate: Candidate
+    status: Status = Status.SKIPPED
+    # Why it was skipped, failed, or lost.
+    reason: str = ""
+    prediction: Prediction | None = None
+    rate: float | None = None
+    # The numbers of the latest search at that rate, and of a finalist's repeated measurements.
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    repeats: list[Mapping[str, Any]] = field(default_factory=list)
+
+    @property
+    def value(self) -> float:
+        """Output tokens per second within the bounds: the median of all measurements of one that has several."""
+        values = sorted(each["output_tok_s"] for each in self.repeats)
+        if values:
+            return (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
+        return self.measured["output_tok_s"] if self.rate is not None else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        values: dict[str, Any] = {**dict(self.candidate.values), "status": str(self.status), "reason": self.reason}
+        if self.prediction is not None:
+            values["predicted"] = {"request_rate": _shown(self.prediction.rate), **self.prediction.numbers}
+        if self.measured:
+            values["measured"] = {"request_rate": _shown(self.rate), **self.measured}
+        if self.repeats:
+            values["repeats"] = [*self.repeats]
+            values["output_tok_s"] = self.value
+        return values
+
+
+def _shown(rate: float | None) -> float | str | None:
+    return "inf" if rate == math.inf else rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """memory: the option and its value. notes: what was skipped besides settings, and why."""
+
+    rows: list[Row]
+    best: Row | None
+    memory: Mapping[str, float]
+    notes: list[str]
+
+    def accuracy(self) -> dict[str, Any]:
+        """Predicted against measured throughput of the settings that have both, and the order of their pairs."""
+        both = [
+            (row.prediction.value, row.value)
+            for row in self.rows
+            if row.prediction is not None and row.prediction.value and row.value
+        ]
+        apart = [
+            (first, second)
+            for first, second in combinations(both, 2)
+            if max(first[1], second[1]) > _DIFFERS * min(first[1], second[1])
+        ]
+        right = sum((first[0] > second[0]) == (first[1] > second[1]) for first, second in apart)
+        errors = sorted(abs(predicted / measured - 1) for predicted, measured in both)
+        return {
+            "num_settings": len(both),
+            "median_error": round(errors[len(errors) // 2], 4) if errors else None,
+            "pairs_that_differ": len(apart),
+            "pairs_in_order": right,
+        }
