@@ -33,6 +33,8 @@ _STOP_TIMEOUT_S = 60.0
 # Before a cluster counts as one that does not start: models may load for minutes.
 _START_TIMEOUT_S = 1800.0
 _LINES_KEPT = 40
+# Lines of a failed cluster that a reason has.
+_LINES_TOLD = 3
 
 
 class TrialFailed(Exception):
@@ -77,7 +79,8 @@ class LocalClusters:
     def open(self, candidate: Candidate, memory: Mapping[str, float], trace: Path | None = None) -> "LocalCluster":
         more: dict[str, Any] = {"http_port": 0, "metrics_port": 0, "port": 0}
         if trace is not None:
-            more["trace"] = str(trace)
+            trace.parent.mkdir(parents=True, exist_ok=True)
+            more["trace"] = str(trace.resolve())
         options = load_options(self._config, {**self._flags, **candidate.options, **memory, **more})
         self._logs.mkdir(parents=True, exist_ok=True)
         name = "".join(letter if letter.isalnum() else "_" for letter in candidate.label)
@@ -99,7 +102,8 @@ class LocalCluster:
         (self._target, *_) = router_targets(options)
         self._file = directory / "options.yaml"
         self._file.write_text(yaml.safe_dump(options.as_file(), sort_keys=False))
-        self._serves, self._process = threading.Event(), None
+        # Set once it serves, or has ended.
+        self._has_come, self._serves, self._process = threading.Event(), False, None
 
     def __enter__(self) -> Self:
         # In a session of its own: Ctrl-C is for this process, which ends the cluster.
@@ -111,8 +115,8 @@ class LocalCluster:
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()
         try:
-            has_come = self._serves.wait(_START_TIMEOUT_S)
-            if not has_come or self._process.poll() is not None:
+            self._has_come.wait(_START_TIMEOUT_S)
+            if not self._serves:
                 raise TrialFailed(self._why())
         except BaseException:
             self.__exit__()
@@ -138,7 +142,7 @@ class LocalCluster:
             report = asyncio.run(measure(load, GrpcBackend(self._target), lambda trace: None))
         except OctavoError as error:
             raise TrialFailed(f"{type(error).__name__}: {error}") from None
-        if self._process is None or self._process.poll() is not None:
+        if not self._serves:
             raise TrialFailed(self._why())
         errors = [trace.error for trace in report.traces if trace.error]
         if len(errors) == len(report.traces):
@@ -153,12 +157,15 @@ class LocalCluster:
                 log.flush()
                 self._latest.append(line.rstrip())
                 if _SERVING in line:
-                    self._serves.set()
-        # An end before that ends the wait, too.
-        self._serves.set()
+                    self._serves = True
+                    self._has_come.set()
+        self._serves = False
+        self._has_come.set()
 
     def _why(self) -> str:
         """The cluster's own words for why it ended."""
-        errors = [line.removeprefix("octavo: ") for line in self._latest if line.startswith("octavo: ")]
-        lines = errors or [line for line in self._latest if line.strip()] or ["it said nothing"]
-        return f"{lines[0] if errors else lines[-1]} (log: {self._log_path})"
+        lines = [line.strip() for line in self._latest if line.strip()] or ["it said nothing"]
+        causes = [number for number, line in enumerate(lines) if line.startswith("octavo: ")]
+        # The message, with the last words of a process in the lines after it.
+        said = lines[causes[0] : causes[0] + _LINES_TOLD] if causes else lines[-1:]
+        return f"{' '.join(said).removeprefix('octavo: ')} (log: {self._log_path})"

@@ -1,4 +1,4 @@
-"""Clusters on a virtual clock, for tests of `octavo tune`: the scheduler's core is real, and steps take what a cost says."""
+"""Clusters on a virtual clock, for tests of `octavo tune`: a real scheduling core, and steps of a known cost."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
