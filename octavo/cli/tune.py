@@ -136,7 +136,8 @@ def tune(
         from octavo.bench.datasets.chosen import DatasetKind, DatasetQuery
         from octavo.tune import query as tuning
         from octavo.tune.bounds import Bounds
-        from octavo.tune.tuner import Effort
+        from octavo.tune.progress import command_line
+        from octavo.tune.search.tuner import Effort
     except ModuleNotFoundError as error:
         raise ConfigError(f"octavo tune needs the package {error.name}: pip install 'octavo[plan]'") from None
 
@@ -178,7 +179,7 @@ def tune(
         output=output,
         restarts=restart,
         profiles=profile,
-        command=tuning.command_line(sys.argv[1:]),
+        command=command_line(sys.argv[1:]),
     )
     try:
         kept = tuning.tune(query, as_json=as_json)

@@ -1,8 +1,6 @@
 """The steps of `octavo tune`, from the flags to the report."""
 
 import math
-import shlex
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +8,6 @@ from typing import Any
 
 import yaml
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from configs.load import load_options
 from configs.options import Options
@@ -18,15 +15,16 @@ from octavo.bench.datasets.chosen import DEFAULT_LEN, DatasetKind, DatasetQuery,
 from octavo.plan.costs.model_shape import read_shape
 from octavo.reports import print_json
 from octavo.tune.bounds import Bounds
-from octavo.tune.clusters import LocalClusters
 from octavo.tune.errors import TuningError
-from octavo.tune.journal import Journal
-from octavo.tune.memory import memory_values
-from octavo.tune.profiling import profile
-from octavo.tune.report import PAGE, Report
-from octavo.tune.results import Found
+from octavo.tune.progress import Progress
+from octavo.tune.report.page import PAGE, Report
+from octavo.tune.report.profiling import profile
+from octavo.tune.search.results import Found
+from octavo.tune.search.tuner import Effort, MemoryRange, Tuner
 from octavo.tune.space import OFF, Candidate, default_axes, grid, parse_values
-from octavo.tune.tuner import Effort, MemoryRange, Tuner
+from octavo.tune.trials.clusters import LocalClusters
+from octavo.tune.trials.journal import Journal
+from octavo.tune.trials.memory import memory_values
 from octavo.tune.workload import TuneWorkload
 from runtime.model_files import resolve_model
 from runtime.wire import octavo_version
@@ -70,7 +68,7 @@ def tune(query: Query, *, as_json: bool) -> bool:
     if query.restarts:
         (query.output / _STATE).unlink(missing_ok=True)
     journal = Journal(query.output / _STATE, _common(query, candidates, base))
-    with _Watch(hidden=as_json) as watcher:
+    with Progress(hidden=as_json) as watcher:
         if journal.num_kept:
             watcher.say(f"going on with {journal.num_kept} results of {journal.path}")
         tuner = Tuner(
@@ -162,7 +160,7 @@ def _memory(
     return MemoryRange(option=option, values=values, why=why)
 
 
-def _report(query: Query, found: Found, journal: Journal, watcher: "_Watch", workload: TuneWorkload) -> Report:
+def _report(query: Query, found: Found, journal: Journal, watcher: Progress, workload: TuneWorkload) -> Report:
     options: dict[str, Any] = {}
     told = "no setting keeps the bounds"
     if found.best is not None:
@@ -190,7 +188,7 @@ def _mean(numbers: list[int]) -> str:
     return f"{sum(numbers) / len(numbers):.0f}"
 
 
-def _profile(query: Query, found: Found, options: Mapping[str, Any], watcher: "_Watch", workload: TuneWorkload) -> str:
+def _profile(query: Query, found: Found, options: Mapping[str, Any], watcher: Progress, workload: TuneWorkload) -> str:
     """Records the winner's steps. Returns the file, or why there is none."""
     if not query.profiles:
         return "not recorded (--no-profile)"
@@ -214,51 +212,3 @@ def _profile(query: Query, found: Found, options: Mapping[str, Any], watcher: "_
     )
     file.unlink()
     return f"failed: {reason}" if reason else str(query.output / _PROFILE)
-
-
-class _Watch:
-    """Shows what is measured, and about how long the rest takes: a line that changes on a terminal, else a line for
-    each result."""
-
-    def __init__(self, *, hidden: bool) -> None:
-        self._console = Console(stderr=True, highlight=False)
-        self._hidden = hidden
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(bar_width=20), TimeElapsedColumn())
-        self._bar = Progress(
-            *columns, console=self._console, transient=True, refresh_per_second=2,
-            disable=hidden or not self._console.is_terminal,
-        )  # fmt: skip
-        self._task = self._bar.add_task("", total=None)
-        self._left = 0
-        self._num_begun, self._start = 0, time.monotonic()
-
-    def __enter__(self) -> "_Watch":
-        self._bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bar.stop()
-
-    def expect(self, num_trials: int) -> None:
-        self._left = num_trials
-
-    def begin(self, text: str) -> None:
-        left = ""
-        if self._num_begun and self._left:
-            minutes = self._left * (time.monotonic() - self._start) / self._num_begun / 60
-            left = f", about {minutes:.0f} min left" if minutes >= 1.5 else ", about a minute left"
-        self._num_begun += 1
-        self._bar.update(
-            self._task, description=f"{text}{left}", total=self._num_begun + self._left, completed=self._num_begun
-        )
-        if not self._hidden and not self._console.is_terminal:
-            self._console.print(f"{text}{left}", markup=False, soft_wrap=True)
-
-    def say(self, text: str) -> None:
-        if not self._hidden:
-            self._console.print(text, style="dim", markup=False, soft_wrap=True)
-
-
-def command_line(arguments: list[str]) -> str:
-    """The command as it was typed, for the report."""
-    return shlex.join(["octavo", *arguments])

@@ -33,9 +33,9 @@ class Candidate:
 
     @property
     def options(self) -> dict[str, object]:
-        """Options as flags: `off` is left out."""
+        """Options as flags: `off` is left out, and a method of speculation becomes its JSON."""
         return {
-            name: json.dumps({"method": value}) if name == "speculative_config" else value
+            name: json.dumps({"method": value}) if name == "speculative_config" and value[:1] != "{" else value
             for name, value in self.values
             if not (name == "speculative_config" and value == OFF)
         }
@@ -43,7 +43,7 @@ class Candidate:
     @property
     def label(self) -> str:
         """A name for people, such as "seqs 64, tokens 512"."""
-        return ", ".join(f"{_SHORT[name]} {value}" for name, value in self.values)
+        return ", ".join(f"{_SHORT.get(name, name)} {value}" for name, value in self.values)
 
     @property
     def key(self) -> str:
@@ -77,6 +77,24 @@ def grid(axes: Mapping[str, Sequence[Any]]) -> list[Candidate]:
     return [
         Candidate(tuple(zip(names, values, strict=True))) for values in itertools.product(*(axes[n] for n in names))
     ]
+
+
+def parse_assignments(texts: Sequence[str], flag: str) -> dict[str, tuple[str, ...]]:
+    """Parses NAME=V,V,... of any options; values of one name add up, and JSON is one value. Raises TuningError."""
+    found: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        name = name.strip().replace("-", "_")
+        parts = (values,) if values.startswith(("{", "[")) else tuple(part.strip() for part in values.split(","))
+        if not equals or name not in Options.model_fields or not all(parts):
+            raise TuningError(f"{flag}={text!r}: give an option of `octavo up` and its values, as max_num_seqs=16,64")
+        found[name] = tuple(dict.fromkeys((*found.get(name, ()), *parts)))
+    return found
+
+
+def product(values: Mapping[str, Sequence[Any]]) -> list[Candidate]:
+    """Every combination of values of any options."""
+    return [Candidate(tuple(zip(values, chosen, strict=True))) for chosen in itertools.product(*values.values())]
 
 
 def default_axes(options: Options) -> dict[str, tuple[int, ...]]:

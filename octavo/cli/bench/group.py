@@ -2,7 +2,8 @@
 
 import typer
 
-from octavo.cli.bench import engine, kernels, serve
+from configs.options import Options
+from octavo.cli.bench import engine, kernels, serve, sweep
 from octavo.cli.flags import SNAKE_CASE_FLAGS, with_option_flags
 
 
@@ -11,5 +12,8 @@ def register(app: typer.Typer, group: str) -> None:
     bench.command()(serve.serve)
     for command in (engine.throughput, engine.latency):
         bench.command(context_settings=SNAKE_CASE_FLAGS)(with_option_flags(command))
+    # Each cluster has a port and a runtime directory of its own.
+    shared = [name for name in Options.model_fields if name not in ("port", "runtime_dir", "http_port", "metrics_port")]
+    bench.command(context_settings=SNAKE_CASE_FLAGS)(with_option_flags(sweep.sweep, shared))
     bench.command()(kernels.kernels)
     app.add_typer(bench, name="bench", rich_help_panel=group)

@@ -219,7 +219,7 @@ def serve(
     for name, value in (("--burstiness", burstiness), ("--length-scale", length_scale), ("--speed", speed)):
         if not 0 < value < math.inf:
             raise typer.BadParameter(f"{value:g} is not above 0", param_hint=name)
-    processes = [_arrivals(rate, burstiness, ramp_up, ramp_to) for rate in _rates(request_rate)]
+    processes = [_arrivals(rate, burstiness, ramp_up, ramp_to) for rate in parse_rates(request_rate)]
     query = DatasetQuery(
         kind=DatasetKind(dataset),
         path=dataset_path,
@@ -298,7 +298,8 @@ def _forget(target: str, connected: Connection) -> None:
         admin.reset_prefix_cache()
 
 
-def _rates(text: str) -> list[float]:
+def parse_rates(text: str) -> list[float]:
+    """Parses rates. Raises typer.BadParameter."""
     found = []
     for part in text.split(","):
         try:

@@ -70,3 +70,24 @@ def test_an_interrupted_run_is_resumed_and_reports(tmp_path: Path) -> None:
     assert set(re.findall(r"https?://[^\s\"'<)]+", page)) <= names
     with gzip.open(folder / "profile.json.gz", "rt") as trace:
         assert "traceEvents" in json.load(trace)
+
+
+def test_a_sweep_writes_a_table_and_a_plot(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "tiny")
+    result = subprocess.run(
+        [
+            *COMMAND, "bench", "sweep", f"--model={model}", "--load-format=dummy", "--dtype=float32",
+            "--kv-cache-memory=0.01", "--worker-threads=1", "--set=max_num_seqs=4", "--request-rate=50,inf",
+            "--num-requests=8", "--prompt-len=8", "--output-len=4", f"--output={tmp_path}/swept", "--json",
+        ],
+        env=environment(), cwd=tmp_path, text=True, capture_output=True, check=False, timeout=_TIMEOUT,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    slow, fast = map(json.loads, result.stdout.splitlines())
+    assert (slow["request_rate"], fast["request_rate"]) == (50.0, "inf")
+    assert (slow["max_num_seqs"], slow["num_errors"], slow["num_requests"]) == ("4", 0, 8)
+    assert slow["output_tok_s"] > 0
+    # The second measurement has the prompts of the first one, and finds none of them.
+    assert fast["prefix_hit_rate"] == 0
+    assert len((tmp_path / "swept" / "sweep.csv").read_text().splitlines()) == 3
+    assert (tmp_path / "swept" / "sweep.png").stat().st_size > 1000

@@ -11,11 +11,11 @@ from configs.options import Options
 from octavo.bench.datasets.chosen import DatasetKind, DatasetQuery, choose
 from octavo.tune.bounds import Bounds
 from octavo.tune.errors import TuningError
-from octavo.tune.journal import Journal
 from octavo.tune.rates import highest_rate
-from octavo.tune.results import Found, Status
+from octavo.tune.search.results import Found, Status
+from octavo.tune.search.tuner import Effort, MemoryRange, Tuner
 from octavo.tune.space import Candidate, grid
-from octavo.tune.tuner import Effort, MemoryRange, Tuner
+from octavo.tune.trials.journal import Journal
 from octavo.tune.workload import TuneWorkload
 from tests.support.scheduler.plan import LinearCost
 from tests.support.scheduler.simulated_clusters import SimulatedClusters

@@ -13,8 +13,8 @@ from octavo.bench.serve import Load
 from octavo.plan import simulate as simulating
 from octavo.plan.simulate import simulate
 from octavo.tune.bounds import as_predicted
-from octavo.tune.clusters import TrialFailed
 from octavo.tune.space import Candidate
+from octavo.tune.trials.clusters import TrialFailed
 from octavo.tune.workload import paper_workload
 from protos import inference_pb2
 from scheduler.recording.file import RecordingWriter, recording_path

@@ -7,7 +7,7 @@ from enum import StrEnum
 from itertools import combinations
 from typing import Any
 
-from octavo.tune.predictions import Prediction
+from octavo.tune.search.predictions import Prediction
 from octavo.tune.space import Candidate
 
 # Pairs closer than this have no order worth predicting.

@@ -17,14 +17,15 @@ from configs.options import Options
 from octavo.plan.errors import PlanError
 from octavo.plan.recorded import read_recording
 from octavo.tune.bounds import Bounds
-from octavo.tune.clusters import Clusters, TrialFailed
 from octavo.tune.errors import TuningError
-from octavo.tune.journal import Journal
-from octavo.tune.memory import highest_that_works
-from octavo.tune.predictions import Predictor, Probe
-from octavo.tune.results import Found, Row, Status
+from octavo.tune.progress import Watcher
+from octavo.tune.search.predictions import Predictor, Probe
+from octavo.tune.search.results import Found, Row, Status
 from octavo.tune.space import OFF, Candidate
-from octavo.tune.trials import Trials
+from octavo.tune.trials.clusters import Clusters, TrialFailed
+from octavo.tune.trials.journal import Journal
+from octavo.tune.trials.memory import highest_that_works
+from octavo.tune.trials.trials import Trials
 from octavo.tune.workload import TuneWorkload
 
 _NUM_FINALISTS = 2
@@ -44,20 +45,6 @@ class Effort:
     max_measured: int = 4
     rounds: int = 3
     is_exhaustive: bool = False
-
-
-class Watcher(Protocol):
-    """Shows progress."""
-
-    def expect(self, num_trials: int) -> None:
-        """So many trials are left."""
-        ...
-
-    def begin(self, text: str) -> None:
-        """A trial begins."""
-        ...
-
-    def say(self, text: str) -> None: ...
 
 
 class OptionsOf(Protocol):

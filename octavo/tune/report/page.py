@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from octavo.tune.bounds import Bounds
-from octavo.tune.figures import accuracy, latencies, throughput
-from octavo.tune.results import Found, Row, Status
+from octavo.tune.report.figures import accuracy, latencies, throughput
+from octavo.tune.search.results import Found, Row, Status
 
 REPORT, PAGE, BEST = "report.json", "report.html", "best.yaml"
 _NUMBERS = ("output_tok_s", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "e2e_ms_p99")

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from octavo.tune.bounds import Bounds
-from octavo.tune.results import Found, Row, Status
+from octavo.tune.search.results import Found, Row, Status
 
 _COLORS = {
     Status.BEST: "#c44e52", Status.FINALIST: "#dd8452", Status.MEASURED: "#4c72b0", Status.SKIPPED: "#b0b0b0",

@@ -1,4 +1,4 @@
-"""Records some steps of an engine with torch.profiler: `python -m octavo.tune.profiling -c options.yaml --output FILE`.
+"""Records some steps with torch.profiler: `python -m octavo.tune.report.profiling -c options.yaml --output FILE`.
 
 FILE (.json.gz) opens in Perfetto (ui.perfetto.dev) and in chrome://tracing. The engine runs in this process, without
 router and sockets. Kernels in C++ are one event each; a decode step is one call into C++.
@@ -21,7 +21,7 @@ _MOST_PROMPT_TOKENS = 2048
 def profile(options_file: Path, output: Path, *, batch: int, prompt_len: int) -> str:
     """Runs this module in a process of its own, whose memory ends with it. Returns why it failed, or nothing."""
     command = [
-        sys.executable, "-m", "octavo.tune.profiling", "-c", str(options_file), "--output", str(output),
+        sys.executable, "-m", "octavo.tune.report.profiling", "-c", str(options_file), "--output", str(output),
         "--batch", str(batch), "--prompt-len", str(prompt_len),
     ]  # fmt: skip
     try:

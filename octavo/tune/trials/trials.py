@@ -1,17 +1,17 @@
 """Measurements that are made once: of a setting on its cluster, which starts only if something is not known yet."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from octavo.tune.bounds import Bounds
-from octavo.tune.clusters import Cluster, Clusters, TrialFailed
-from octavo.tune.journal import Journal
 from octavo.tune.rates import highest_rate
 from octavo.tune.space import Candidate
+from octavo.tune.trials.clusters import Cluster, Clusters, TrialFailed
+from octavo.tune.trials.journal import Journal
 from octavo.tune.workload import TuneWorkload
 
 # Requests that warm a cluster up.
@@ -76,8 +76,16 @@ class Trials:
 
     def again(self, candidate: Candidate, stage: str, rate: float) -> Mapping[str, Any]:
         """Measures one rate with all requests. Raises TrialFailed."""
+        return self.several(candidate, [(stage, rate)])[0]
+
+    def several(self, candidate: Candidate, wanted: Sequence[tuple[str, float]]) -> list[Mapping[str, Any]]:
+        """Measures (stage, rate) after (stage, rate) on one cluster, with all requests. Raises TrialFailed."""
         with self._on_cluster(candidate) as run:
-            return self._kept(f"{stage} at {rate:g} {candidate.key}", lambda: run(rate, 1.0))
+
+            def measure(stage: str, rate: float) -> Mapping[str, Any]:
+                return self._kept(f"{stage} at {rate:g} {candidate.key}", lambda: run(rate, 1.0))
+
+            return [measure(stage, rate) for stage, rate in wanted]
 
     def _kept(self, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The result under this key, of now or of before an interruption. Raises TrialFailed, then as now."""
