@@ -20,10 +20,6 @@ class Bounds:
     e2e_ms: float = math.inf
     min_hit_rate: float = 0.0
 
-    @property
-    def exist(self) -> bool:
-        return min(self.ttft_ms, self.itl_ms, self.e2e_ms) < math.inf
-
     def broken_by(self, measured: Mapping[str, Any]) -> list[str]:
         """The bounds that a measurement (`as_measured`, `as_predicted`) breaks, as text for people."""
         found = [

@@ -12,6 +12,7 @@ from rich.console import Console
 from configs.load import load_options
 from configs.options import Options
 from octavo.bench.datasets.chosen import DEFAULT_LEN, DatasetKind, DatasetQuery, choose
+from octavo.doctor.machine import Machine
 from octavo.plan.costs.model_shape import read_shape
 from octavo.reports import print_json
 from octavo.tune.bounds import Bounds
@@ -117,10 +118,12 @@ def _workload(query: Query, base: Options) -> TuneWorkload:
                 f"none of a prompt of {length}; give a lower rate, or longer prompts"
             )
         dataset = replace(dataset, kind=DatasetKind.PREFIXES, prefix_len=share)
+    shape = read_shape(base.model)
     return TuneWorkload(
         dataset=choose(dataset),
         num_requests=query.num_requests,
-        vocab_size=read_shape(base.model).vocab_size,
+        vocab_size=shape.vocab_size,
+        max_model_len=min(base.max_model_len or shape.max_model_len, shape.max_model_len),
         seed=query.seed,
         burstiness=query.burstiness,
     )
@@ -156,7 +159,9 @@ def _memory(
     rows = [candidate for candidate in candidates if "max_num_seqs" in dict(candidate.values)]
     largest = max(rows, key=lambda each: each.value("max_num_seqs")) if rows else candidates[0]
     options = clusters.options(largest, {})
-    option, values, why = memory_values(options, max_num_seqs=options.max_num_seqs, longest=workload.longest)
+    option, values, why = memory_values(
+        Machine(options=options), max_num_seqs=options.max_num_seqs, longest=workload.longest
+    )
     return MemoryRange(option=option, values=values, why=why)
 
 

@@ -10,6 +10,7 @@ from octavo.bench.arrivals import Arrivals
 from octavo.bench.datasets.request import BenchRequest, Dataset
 from octavo.bench.serve import Load
 from octavo.plan.workload import NO_PREFIX, Workload
+from octavo.tune.errors import TuningError
 
 # Token ids of texts in predictions: what they are does not matter, that they differ does.
 _MADE_UP = 2**30
@@ -22,6 +23,8 @@ class TuneWorkload:
     dataset: Dataset
     num_requests: int
     vocab_size: int
+    # Longer requests, with their outputs, are left out.
+    max_model_len: int
     seed: int = 0
     burstiness: float = 1.0
     # Drawn once.
@@ -29,11 +32,12 @@ class TuneWorkload:
 
     def requests(self, rate: float, *, share: float = 1.0) -> list[BenchRequest]:
         """Requests with their times, the same ones in each measurement. share: the part of num_requests that is
-        sent."""
+        sent. Raises TuningError if none fits the model."""
         if not self._drawn:
-            self._drawn.extend(
-                self.dataset.requests(self.num_requests, self.seed, vocab_size=self.vocab_size, as_text=False)
-            )
+            found = self.dataset.requests(self.num_requests, self.seed, vocab_size=self.vocab_size, as_text=False)
+            self._drawn.extend(each for each in found if each.prompt_len + each.output_len <= self.max_model_len)
+            if not self._drawn:
+                raise TuningError(f"every request, with its output, is longer than max_model_len={self.max_model_len}")
         requests = self._drawn[: max(1, round(share * len(self._drawn)))]
         return [replace(each, at=at) for each, at in zip(requests, self._times(requests, rate), strict=True)]
 

@@ -56,10 +56,12 @@ def run_sweep(query: SweepQuery, *, as_json: bool) -> bool:
     for candidate in candidates:
         # Values that can't be are an error now, not hours later.
         clusters.options(candidate, {})
+    shape = read_shape(base.model)
     workload = TuneWorkload(
         dataset=choose(query.dataset),
         num_requests=query.num_requests,
-        vocab_size=read_shape(base.model).vocab_size,
+        vocab_size=shape.vocab_size,
+        max_model_len=min(base.max_model_len or shape.max_model_len, shape.max_model_len),
         seed=query.seed,
         burstiness=query.burstiness,
     )

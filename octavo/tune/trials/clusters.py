@@ -25,6 +25,7 @@ from octavo.cluster.ports import with_port
 from octavo.cluster.readiness import router_targets
 from octavo.cluster.runtime_files import child_environment
 from octavo.tune.bounds import as_measured
+from octavo.tune.errors import TuningError
 from octavo.tune.space import Candidate
 
 _MAIN = "from octavo.cli.main import main; main()"
@@ -70,7 +71,12 @@ class LocalClusters:
     """Clusters on this machine. config, flags: the options that all share. logs: a folder for their output."""
 
     def __init__(self, config: Path | None, flags: Mapping[str, object], logs: Path) -> None:
+        """Raises TuningError for options that keep this process out."""
         self._config, self._flags, self._logs = config, dict(flags), logs
+        options = load_options(config, self._flags)
+        for name in ("tls_cert_file", "api_keys_file"):
+            if value := getattr(options, name):
+                raise TuningError(f"{name}={value!r}: clusters that are measured here take plain calls; leave it out")
 
     def options(self, candidate: Candidate, memory: Mapping[str, float]) -> Options:
         """Raises ConfigError for values that do not go together."""

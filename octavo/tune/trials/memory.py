@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from configs.options import Options
 from octavo.doctor.machine import Machine
 from octavo.doctor.subjects.memory import room_for_cache
 from octavo.tune.errors import TuningError
@@ -17,15 +16,15 @@ _GPU_VALUES = tuple(round(0.98 - 0.02 * step, 2) for step in range(20))
 _HOST_FACTORS = (1.0, 0.8, 0.6, 0.4, 0.2)
 
 
-def memory_values(options: Options, *, max_num_seqs: int, longest: int) -> tuple[str, Sequence[float], str]:
+def memory_values(machine: Machine, *, max_num_seqs: int, longest: int) -> tuple[str, Sequence[float], str]:
     """Returns the option, the values to try, largest first, and why the first is not larger.
 
-    options: those of the largest setting. longest: tokens of a request. Raises TuningError.
+    machine: with the options of the largest setting. longest: tokens of a request. Raises TuningError.
 
     On CPUs the cache gets what the rest of the cluster leaves, and no more than the requests can fill: the kernel would
     end any process, not only ours, to find out more.
     """
-    machine = Machine(options=options)
+    options = machine.options
     if machine.on_gpu:
         return "gpu_memory_utilization", _GPU_VALUES, "a GPU's driver needs the rest"
     reading = machine.readings["model"]

@@ -23,8 +23,6 @@ class Trials:
         self._clusters, self._journal = clusters, journal
         self._workload, self._bounds = workload, bounds
         self.memory: dict[str, float] = {}
-        # Seconds that measuring took, here and before an interruption.
-        self.seconds = sum(result.get("seconds", 0.0) for result in journal.results.values())
 
     def starts(self, candidate: Candidate, memory: Mapping[str, float]) -> str:
         """Starts a cluster and sends a part of the load at once. Returns why that fails, or nothing."""
@@ -96,7 +94,6 @@ class Trials:
                 result.setdefault("seconds", perf_counter() - start)
             except TrialFailed as error:
                 result = {"failed": str(error), "seconds": perf_counter() - start}
-            self.seconds += result["seconds"]
             self._journal.put(key, result)
         result = self._journal.results[key]
         if "failed" in result:

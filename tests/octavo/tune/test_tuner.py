@@ -7,16 +7,23 @@ from typing import Any
 
 import pytest
 
+from configs.load import load_options
 from configs.options import Options
 from octavo.bench.datasets.chosen import DatasetKind, DatasetQuery, choose
+from octavo.doctor.machine import Machine
+from octavo.doctor.subjects import memory as memory_subject
+from octavo.doctor.subjects.memory import HostMemory
 from octavo.tune.bounds import Bounds
 from octavo.tune.errors import TuningError
 from octavo.tune.rates import highest_rate
 from octavo.tune.search.results import Found, Status
 from octavo.tune.search.tuner import Effort, MemoryRange, Tuner
 from octavo.tune.space import Candidate, grid
+from octavo.tune.trials.clusters import LocalClusters
 from octavo.tune.trials.journal import Journal
+from octavo.tune.trials.memory import highest_that_works, memory_values
 from octavo.tune.workload import TuneWorkload
+from tests.support.models.tiny_model import make_tiny_model
 from tests.support.scheduler.plan import LinearCost
 from tests.support.scheduler.simulated_clusters import SimulatedClusters
 
@@ -49,7 +56,9 @@ def cost_of(options: Options) -> LinearCost:
 
 
 def workload_of(num_requests: int = 16, **query: Any) -> TuneWorkload:
-    return TuneWorkload(dataset=choose(DatasetQuery(**query)), num_requests=num_requests, vocab_size=10_000)
+    return TuneWorkload(
+        dataset=choose(DatasetQuery(**query)), num_requests=num_requests, vocab_size=10_000, max_model_len=512
+    )
 
 
 def tune(
@@ -199,3 +208,36 @@ def test_the_rate_comes_down_from_infinity_until_the_bounds_hold(capacity: float
     asked.clear()
     highest_rate(measure, Bounds(ttft_ms=500.0), hint=0.97 * capacity, max_runs=12)
     assert len(asked) <= 6
+
+
+def test_requests_that_the_model_cannot_take_are_left_out(tmp_path: Path) -> None:
+    workload = workload_of(prompt_len="uniform:400:600", output_len="8")
+    assert 0 < len(workload.requests(math.inf)) < 16
+    assert workload.longest <= 512
+    with pytest.raises(TuningError, match="longer than max_model_len=512"):
+        workload_of(prompt_len="600").requests(math.inf)
+
+
+def test_clusters_that_need_keys_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(TuningError, match=r"api_keys_file='keys\.yaml': clusters that are measured here"):
+        LocalClusters(None, {"api_keys_file": "keys.yaml"}, tmp_path)
+
+
+def test_memory_on_a_cpu_is_what_is_free_or_what_the_requests_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = load_options(None, {"model": str(make_tiny_model(tmp_path / "tiny")), "load_format": "dummy"}, {})
+    machine = Machine(options=options)
+    free = HostMemory(available=64 * 2**30, limit="a test's")
+    monkeypatch.setattr(memory_subject, "host_memory", lambda: free)
+    option, needed, why = memory_values(machine, max_num_seqs=64, longest=200)
+    assert (option, why) == ("kv_cache_memory", "the requests need no more")
+    # Two layers of keys and values, two heads of 8 numbers of 2 or 4 bytes, 64 rows of 13 blocks, twice.
+    assert 64 * 200 * 2 * 2 * 16 * 2 / 2**30 <= needed[0] <= 0.05
+    assert list(needed) == sorted(needed, reverse=True)
+    free = HostMemory(available=2 * 2**30, limit="a test's")
+    _, fitting, why = memory_values(machine, max_num_seqs=65_536, longest=256)
+    assert why == "no more memory is free"
+    assert 1.0 < fitting[0] < 1.8
+    with pytest.raises(TuningError, match="starts with none of 2, 1: too much"):
+        highest_that_works([2.0, 1.0], lambda value: "too much")
