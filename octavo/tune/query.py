@@ -89,7 +89,7 @@ def tune(query: Query, *, as_json: bool) -> bool:
         console = Console()
         report.print(console)
         if report.options:
-            console.print(report.yaml(), highlight=False, markup=False, style="green")
+            console.print(report.yaml(), highlight=False, markup=False, soft_wrap=True, style="green")
         console.print(f"{query.output / PAGE}", highlight=False, soft_wrap=True)
     return found.best is not None
 

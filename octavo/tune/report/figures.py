@@ -59,17 +59,18 @@ def latencies(found: Found, bounds: Bounds) -> str:
 
 
 def accuracy(rows: Sequence[Row]) -> str:
-    """Measured over predicted throughput; empty if nothing has both."""
-    both = [(_predicted(row), row.value, row.status) for row in rows if _predicted(row) and row.value]
+    """Measured over predicted numbers, at the rate and load of the measurement; empty if nothing has both."""
+    both = [row for row in rows if row.expected and row.measured]
     if not both:
         return ""
-    figure = Figure(figsize=(5, 4), layout="constrained")
-    plot = figure.add_subplot()
-    most = 1.05 * max(max(predicted, measured) for predicted, measured, _ in both)
-    plot.plot((0, most), (0, most), color="#b0b0b0", linewidth=1)
-    for predicted, measured, status in both:
-        plot.scatter(predicted, measured, color=_COLORS[status], s=40)
-    _name(plot, "predicted output tokens/s", "measured")
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    for place, (name, key) in enumerate((("output tokens/s", "output_tok_s"), ("ITL p99, ms", "itl_ms_p99")), 1):
+        plot = figure.add_subplot(1, 2, place)
+        most = 1.05 * max(max(row.expected[key], row.measured[key]) for row in both)
+        plot.plot((0, most), (0, most), color="#b0b0b0", linewidth=1)
+        for row in both:
+            plot.scatter(row.expected[key], row.measured[key], color=_COLORS[row.status], s=40)
+        _name(plot, f"predicted {name}", "measured")
     return _svg(figure)
 
 

@@ -71,16 +71,18 @@ class Report:
         predicted = found.accuracy()
         figures = [throughput(found), latencies(found, self.bounds), accuracy(found.rows)]
         best = f"<pre>{escape(self.yaml())}</pre>" if self.options else "<p>No setting keeps the bounds.</p>"
-        error = predicted["median_error"]
+        errors = ", ".join(
+            f"{name} {error:.0%}" for name, error in predicted["median_error"].items() if error is not None
+        )
         return (
             f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>octavo tune</title><style>{_STYLE}</style>'
             f"<h1>octavo tune</h1><p>{escape(self.title)}<br><code>{escape(self.command)}</code><br>"
             f"bounds: {escape(bounds)}; measured for {self.seconds / 60:.1f} minutes</p>"
             f"<h2>Use</h2>{best}<p>Profile of its steps: {escape(self.profile)}</p>"
             f"<h2>Settings</h2>{_html_rows(found)}{figures[0]}{figures[1]}"
-            f"<h2>Predictions</h2><p>{predicted['num_settings']} settings were both predicted and measured"
-            + (f"; median error {error:.1%}" if error is not None else "")
-            + f". Of {predicted['pairs_that_differ']} pairs that differ by more than 10%, "
+            f"<h2>Predictions</h2><p>{predicted['num_settings']} settings were predicted at the rate "
+            f"and the load at which they were measured; median errors: {errors or 'none'}. Of {predicted['pairs_that_differ']} pairs that "
+            f"differ by more than 10%, "
             f"{predicted['pairs_in_order']} were predicted in the right order.</p>{figures[2]}"
             f"<h2>Notes</h2><ul>{''.join(f'<li>{escape(note)}</li>' for note in found.notes)}</ul></html>\n"
         )
@@ -88,14 +90,21 @@ class Report:
     def print(self, console: Console) -> None:
         """Prints the settings that were measured, how many were skipped, and what to use."""
         console.print(self.title, style="bold", highlight=False)
-        table = Table(box=SIMPLE_HEAD, padding=(0, 0))
-        for name in ("setting", "rate", "predicted", *_NUMBERS):
-            table.add_column(name.removeprefix("output_"), justify="left" if name == "setting" else "right")
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column("setting", no_wrap=True)
+        for name in ("rate", "predicted", "tok/s", "TTFT", "ITL", "e2e"):
+            table.add_column(name, justify="right")
         for row in _best_first(self.found):
             if row.measured:
                 style = "bold" if row.status is Status.BEST else None
-                table.add_row(row.candidate.label, _rate(row), _predicted(row), *_cells(row), style=style)
+                pairs = [
+                    f"{row.measured[f'{name}_ms_p50']:,.3g} / {row.measured[f'{name}_ms_p99']:,.3g}"
+                    for name in ("ttft", "itl", "e2e")
+                ]
+                numbers = (_rate(row), _predicted(row), f"{row.value:,.4g}", *pairs)
+                table.add_row(row.candidate.label, *numbers, style=style)
         console.print(table)
+        console.print("TTFT, ITL and e2e in ms: p50 / p99", style="dim", highlight=False)
         failed = [row for row in self.found.rows if row.status is Status.FAILED]
         for row in failed:
             console.print(f"failed: {row.candidate.label}: {row.reason}", style="yellow", highlight=False)

@@ -1,7 +1,7 @@
 """Records some steps with torch.profiler: `python -m octavo.tune.report.profiling -c options.yaml --output FILE`.
 
 FILE (.json.gz) opens in Perfetto (ui.perfetto.dev) and in chrome://tracing. The engine runs in this process, without
-router and sockets. Kernels in C++ are one event each; a decode step is one call into C++.
+router and sockets. It has Python's calls; on a CPU a decode step is one call into C++, which is one event.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def main() -> None:
     if torch.cuda.is_available():
         activities.append(torch.profiler.ProfilerActivity.CUDA)
     bench.measure(arguments.batch, profile=False, on_tokens=lambda count: None)
-    with torch.profiler.profile(activities=activities) as profiler:
+    with torch.profiler.profile(activities=activities, with_stack=True) as profiler:
         bench.measure(arguments.batch, profile=False, on_tokens=lambda count: None, warms_up=False)
     profiler.export_chrome_trace(str(arguments.output))
 

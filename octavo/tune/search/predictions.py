@@ -89,6 +89,15 @@ class Predictor:
             return Prediction(rate=None, numbers=last, reason="; ".join(self._bounds.broken_by(last)))
         return Prediction(rate=found[0], numbers=found[1])
 
+    def at(self, options: Options, rate: float, share: float) -> Mapping[str, Any]:
+        """The numbers of one rate and a part of the load, as `as_predicted`, to be compared with what was measured.
+        Raises PlanError."""
+        workload = self._workload.paper(rate, share=share)
+        outputs = self._known_outputs() if options.speculative_config is not None else None
+        if outputs is not None:
+            workload = replace(workload, outputs=outputs[: len(workload)])
+        return as_predicted(self._run(options, workload))
+
     def _run(self, options: Options, workload: Workload) -> Any:
         settings = measured_settings(self._measurements, options)
         if workload.outputs is None:

@@ -1,7 +1,7 @@
 """What a tuning run found: a row for each setting, and the winner."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import combinations
@@ -34,6 +34,9 @@ class Row:
     rate: float | None = None
     # The numbers of the latest search at that rate, and of a finalist's repeated measurements.
     measured: Mapping[str, Any] = field(default_factory=dict)
+    # The part of the load of that search, and its numbers as they are predicted at that rate; empty: they can't be.
+    share: float = 0.0
+    expected: Mapping[str, Any] = field(default_factory=dict)
     repeats: list[Mapping[str, Any]] = field(default_factory=list)
 
     @property
@@ -49,7 +52,9 @@ class Row:
         if self.prediction is not None:
             values["predicted"] = {"request_rate": _shown(self.prediction.rate), **self.prediction.numbers}
         if self.measured:
-            values["measured"] = {"request_rate": _shown(self.rate), **self.measured}
+            values["measured"] = {"request_rate": _shown(self.rate), "share": self.share, **self.measured}
+        if self.expected:
+            values["expected"] = {**self.expected}
         if self.repeats:
             values["repeats"] = [*self.repeats]
             values["output_tok_s"] = self.value
@@ -70,22 +75,38 @@ class Found:
     notes: list[str]
 
     def accuracy(self) -> dict[str, Any]:
-        """Predicted against measured throughput of the settings that have both, and the order of their pairs."""
-        both = [
-            (row.prediction.value, row.value)
-            for row in self.rows
-            if row.prediction is not None and row.prediction.value and row.value
-        ]
+        """Predictions beside measurements of the same rate and load: the median errors of throughput and of the 99th
+        percentiles, and the order of pairs of settings that had the same part of the load."""
+        both = [row for row in self.rows if row.expected and row.measured and row.status is not Status.FAILED]
         apart = [
             (first, second)
             for first, second in combinations(both, 2)
-            if max(first[1], second[1]) > _DIFFERS * min(first[1], second[1])
+            if first.share == second.share and _differ(_throughput(first.measured), _throughput(second.measured))
         ]
-        right = sum((first[0] > second[0]) == (first[1] > second[1]) for first, second in apart)
-        errors = sorted(abs(predicted / measured - 1) for predicted, measured in both)
+        right = sum(
+            (_throughput(first.expected) > _throughput(second.expected))
+            == (_throughput(first.measured) > _throughput(second.measured))
+            for first, second in apart
+        )
         return {
             "num_settings": len(both),
-            "median_error": round(errors[len(errors) // 2], 4) if errors else None,
+            "median_error": {key: _median_error(both, key) for key in _COMPARED},
             "pairs_that_differ": len(apart),
             "pairs_in_order": right,
         }
+
+
+_COMPARED = ("output_tok_s", "ttft_ms_p99", "itl_ms_p99", "e2e_ms_p99")
+
+
+def _throughput(numbers: Mapping[str, Any]) -> float:
+    return numbers["output_tok_s"]
+
+
+def _differ(first: float, second: float) -> bool:
+    return max(first, second) > _DIFFERS * min(first, second)
+
+
+def _median_error(rows: Sequence[Row], key: str) -> float | None:
+    errors = sorted(abs(row.expected[key] / row.measured[key] - 1) for row in rows if row.measured[key])
+    return round(errors[len(errors) // 2], 4) if errors else None

@@ -83,6 +83,7 @@ class Tuner:
         self._trials = Trials(clusters, journal, workload, bounds)
         self._rows = [Row(candidate=candidate) for candidate in candidates]
         self._notes: list[str] = []
+        self._predictors: dict[tuple, Predictor] = {}
 
     def run(self, memory: MemoryRange | None) -> Found:
         """memory: None if it is given with the options. Raises TuningError if no setting works at all."""
@@ -176,6 +177,7 @@ class Tuner:
             f"wait {predictor.cost.factor:.2f} times as long"
         )
         for row in rows:
+            self._predictors[row.candidate.engine] = predictor
             row.prediction = predictor.predict(self._options_of(row.candidate, self._trials.memory))
 
     def _choose(self, rows: Sequence[Row]) -> list[Row]:
@@ -236,11 +238,21 @@ class Tuner:
             row.status, row.reason = Status.FAILED, str(error)
             self._say(f"{row.candidate.label} fails: {error}")
             return
-        row.status, row.reason = Status.MEASURED, ""
+        row.status, row.reason, row.share = Status.MEASURED, "", share
+        self._expect(row)
         if row.rate is None:
             row.reason = "; ".join(self._bounds.broken_by(row.measured))
         at = "no rate keeps the bounds" if row.rate is None else f"rate {row.rate:g}"
         self._say(f"{row.candidate.label}: {row.value:,.4g} output tokens/s ({at})")
+
+    def _expect(self, row: Row) -> None:
+        """Predicts what was measured, at the rate and with the load of the measurement."""
+        predictor = self._predictors.get(row.candidate.engine)
+        if predictor is None or row.rate is None or row.prediction is None:
+            row.expected = {}
+            return
+        options = self._options_of(row.candidate, self._trials.memory)
+        row.expected = predictor.at(options, row.rate, row.share)
 
     def _final(self, rows: Sequence[Row]) -> Row | None:
         """Measures the best two in turns with the whole load; returns the better one."""

@@ -99,7 +99,9 @@ def test_the_winner_is_as_good_as_that_of_the_whole_grid(tmp_path: Path, name: s
     assert all(row.reason for row in found.rows if row is not found.best)
     assert {row.status for row in found.rows} >= {Status.BEST, Status.SKIPPED}
     accuracy = found.accuracy()
-    assert accuracy["median_error"] < 0.1
+    # What was measured at that rate, but for 1% of noise.
+    assert max(accuracy["median_error"].values()) < 0.05
+    assert accuracy["num_settings"] >= 1
     assert accuracy["pairs_in_order"] == accuracy["pairs_that_differ"]
 
 
