@@ -80,9 +80,9 @@ class Report:
             f"bounds: {escape(bounds)}; measured for {self.seconds / 60:.1f} minutes</p>"
             f"<h2>Use</h2>{best}<p>Profile of its steps: {escape(self.profile)}</p>"
             f"<h2>Settings</h2>{_html_rows(found)}{figures[0]}{figures[1]}"
-            f"<h2>Predictions</h2><p>{predicted['num_settings']} settings were predicted at the rate "
-            f"and the load at which they were measured; median errors: {errors or 'none'}. Of {predicted['pairs_that_differ']} pairs that "
-            f"differ by more than 10%, "
+            f"<h2>Predictions</h2><p>{predicted['num_settings']} settings were predicted at the rate and the load at "
+            f"which they were measured; median errors: {errors or 'none'}. "
+            f"Of {predicted['pairs_that_differ']} pairs that differ by more than 10%, "
             f"{predicted['pairs_in_order']} were predicted in the right order.</p>{figures[2]}"
             f"<h2>Notes</h2><ul>{''.join(f'<li>{escape(note)}</li>' for note in found.notes)}</ul></html>\n"
         )
