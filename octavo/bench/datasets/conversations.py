@@ -100,8 +100,9 @@ def _read(entry: Any, where: str) -> tuple[str, str, int]:
             said = entry.get(turns)
             if isinstance(said, list):
                 words = [turn.get(text) for turn in said if isinstance(turn, dict)]
-                if words and all(isinstance(each, str) for each in words):
-                    return words[0], words[1] if len(words) > 1 else "", 0
+                texts = [each for each in words if isinstance(each, str)]
+                if texts and len(texts) == len(words):
+                    return texts[0], texts[1] if len(texts) > 1 else "", 0
         prompt, length = entry.get("prompt"), entry.get("output_tokens", entry.get("output_len", 0))
         if isinstance(prompt, str) and isinstance(length, int) and length >= 0:
             return prompt, str(entry.get("completion") or ""), length

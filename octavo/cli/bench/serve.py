@@ -3,6 +3,7 @@
 import json
 import math
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -211,11 +212,8 @@ def serve(
     from octavo.bench.serve import Load, measure
     from octavo.reports import print_reports, progress_bar
 
-    if plot is not None:
-        try:
-            from octavo.bench.plots import draw_rates
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"--plot needs the package {error.name}: pip install 'octavo[plan]'") from None
+    if plot is not None and find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs the package matplotlib: pip install 'octavo[plan]'")
     for name, value in (("--burstiness", burstiness), ("--length-scale", length_scale), ("--speed", speed)):
         if not 0 < value < math.inf:
             raise typer.BadParameter(f"{value:g} is not above 0", param_hint=name)
@@ -281,6 +279,8 @@ def serve(
     if not as_json:
         print_reports(reports, as_json=False)
     if plot is not None:
+        from octavo.bench.plots import draw_rates
+
         columns = [report.as_json() for report in reports]
         draw_rates(plot, columns, title=f"{columns[0]['model']}, {columns[0]['engine']}, {chosen.name}")
     errors = [trace.error for report in reports for trace in report.traces if trace.error]

@@ -31,6 +31,8 @@ from octavo.tune.workload import TuneWorkload
 _NUM_FINALISTS = 2
 _NUM_PROBES = 2
 _LEAST_SHARE = 0.5
+# How often, and by which factor, finalists are slowed down if none keeps the bounds again.
+_LOWER_RATES, _LOWER = 3, 0.8
 # A search with a part of the load needs no exact rate.
 _RUNS, _FINAL_RUNS = 4, 6
 
@@ -219,9 +221,7 @@ class Tuner:
             alive = sorted((row for row in rows if row.status is Status.MEASURED), key=lambda row: -row.value)
             kept = max(_NUM_FINALISTS, len(rows) // 2)
             for row in alive[kept:]:
-                row.reason = (
-                    f"{1 - row.value / alive[0].value:.0%} below the best in round {stage}" if alive[0].value else ""
-                )
+                row.reason = row.reason or f"{1 - row.value / alive[0].value:.0%} below the best in round {stage}"
             if len(alive) <= _NUM_FINALISTS:
                 return alive
             rows = alive[:kept]
@@ -277,14 +277,31 @@ class Tuner:
             except TrialFailed as error:
                 row.status, row.reason = Status.FAILED, f"in the final, turn {number + 1}: {error}"
         lasting = [row for row in finalists if row.status is Status.FINALIST and self._keeps_bounds(row)]
+        for lower in range(1, _LOWER_RATES + 1):
+            if not lasting:
+                lasting = [row for row in finalists if row.status is Status.FINALIST and self._slower(row, lower)]
         if not lasting:
             return None
         best = max(lasting, key=lambda row: row.value)
         best.status = Status.BEST
-        for row in finalists:
-            if row.status is Status.FINALIST and not row.reason:
+        for row in rows:
+            if row.status in (Status.FINALIST, Status.MEASURED) and not row.reason:
                 row.reason = f"{1 - row.value / best.value:.1%} below the best in the final"
         return best
+
+    def _slower(self, row: Row, number: int) -> bool:
+        """Measures a finalist at a lower rate, if its own one kept the bounds by luck. Returns True if that holds."""
+        assert row.rate is not None
+        rate = float(f"{_LOWER * min(row.rate, row.measured['requests_s']):.4g}")
+        self._watch.begin(f"final, slower: {row.candidate.label}")
+        try:
+            measured = self._trials.again(row.candidate, f"slower {number}", rate)
+        except TrialFailed as error:
+            row.status, row.reason = Status.FAILED, f"in the final, slower: {error}"
+            return False
+        row.rate, row.measured, row.repeats, row.reason = rate, measured, [measured], ""
+        self._expect(row)
+        return self._keeps_bounds(row)
 
     def _keeps_bounds(self, row: Row) -> bool:
         broken = [reasons for each in row.repeats if (reasons := self._bounds.broken_by(each))]

@@ -52,4 +52,5 @@ def highest_that_works(values: Sequence[float], works: Callable[[float], str]) -
         if not reason:
             return value, reasons
         reasons[value] = reason
-    raise TuningError(f"the cluster starts with none of {', '.join(f'{v:g}' for v in values)}: {reason}")
+    tried = ", ".join(f"{value:g}" for value in values)
+    raise TuningError(f"the cluster starts with none of {tried}: {reasons[values[-1]]}")

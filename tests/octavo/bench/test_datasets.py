@@ -108,7 +108,9 @@ def test_a_recorded_trace_is_sent_as_it_was_recorded(tmp_path: Path, monkeypatch
     found = requests(10, kind=DatasetKind.TRACE, path=tmp_path / "a.trace")
     assert [tuple(each.prompt) for each in found] == [workload.prompt(i) for i in range(10)]
     assert [each.output_len for each in found] == workload.output_lens[:10].tolist()
-    np.testing.assert_allclose([each.at for each in found], workload.arrivals[:10] - workload.arrivals[0], atol=1e-6)
+    np.testing.assert_allclose(
+        [each.at or 0.0 for each in found], workload.arrivals[:10] - workload.arrivals[0], atol=1e-6
+    )
     with pytest.raises(DatasetError, match="token ids and no text"):
         requests(kind=DatasetKind.TRACE, path=tmp_path / "a.trace", as_text=True)
 

@@ -79,13 +79,14 @@ class SimulatedCluster:
         workload = paper_workload(load.dataset.requests(load.num_requests, 0, vocab_size=100, as_text=False))
         cost, settings = clusters.cost(options), core_settings(options, _MODEL)
         with pytest.MonkeyPatch.context() as patch:
+            writer = None
             if self._trace is not None:
                 path = recording_path(str(self._trace), 0)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 writer = RecordingWriter(path, 1 << 24, 0)
                 patch.setattr(simulating, "Core", recorded(writer))
             run = simulate(settings, cost, workload)
-            if self._trace is not None:
+            if writer is not None:
                 writer.close()
         clusters.seconds += run.duration
         factor = float(np.exp(clusters.noise * clusters.random.standard_normal()))
