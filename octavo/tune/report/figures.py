@@ -54,6 +54,7 @@ def latencies(found: Found, bounds: Bounds) -> str:
                 )  # fmt: skip
         if limit < float("inf"):
             plot.axvline(limit, color="#c44e52", linestyle="--", linewidth=1)
+        plot.set_ylim(bottom=0)
         _name(plot, name, "output tokens/s")
     return _svg(figure)
 

@@ -98,7 +98,7 @@ class Report:
             if row.measured:
                 style = "bold" if row.status is Status.BEST else None
                 pairs = [
-                    f"{row.measured[f'{name}_ms_p50']:,.3g} / {row.measured[f'{name}_ms_p99']:,.3g}"
+                    f"{_ms(row.measured[f'{name}_ms_p50'])} / {_ms(row.measured[f'{name}_ms_p99'])}"
                     for name in ("ttft", "itl", "e2e")
                 ]
                 numbers = (_rate(row), _predicted(row), f"{row.value:,.4g}", *pairs)
@@ -125,6 +125,10 @@ def _html_rows(found: Found) -> str:
         cells = (row.candidate.label, row.status, _rate(row), _predicted(row), *_cells(row), row.reason)
         lines.append(f'<tr class="{row.status}">{"".join(f"<td>{html.escape(cell)}</td>" for cell in cells)}</tr>')
     return f"<table>{''.join(lines)}</table>"
+
+
+def _ms(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
 def _rate(row: Row) -> str:
