@@ -8,6 +8,7 @@
 5. The finalists are measured in turns, the first one last in the next round, so that a machine's slow minutes meet all.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -292,7 +293,8 @@ class Tuner:
     def _slower(self, row: Row, number: int) -> bool:
         """Measures a finalist at a lower rate, if its own one kept the bounds by luck. Returns True if that holds."""
         assert row.rate is not None
-        rate = float(f"{_LOWER * min(row.rate, row.measured['requests_s']):.4g}")
+        rate = row.rate if math.isfinite(row.rate) else row.measured["requests_s"]
+        rate = float(f"{_LOWER * rate:.4g}")
         self._watch.begin(f"final, slower: {row.candidate.label}")
         try:
             measured = self._trials.again(row.candidate, f"slower {number}", rate)
