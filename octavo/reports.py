@@ -39,7 +39,7 @@ def progress_of(label: str) -> Iterator[Callable[[int, int], None]]:
 
 PERCENTILES = (50, 90, 99)
 _IN_TITLE = {"engine", "model", "dtype", "prompt_len", "output_len"}
-_BOLD = {"concurrency", "output_tok_s", "ttft_s", "itl_ms", "e2e_s"}
+_BOLD = {"concurrency", "batch_size", "latency_s", "output_tok_s", "ttft_s", "itl_ms", "e2e_s"}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,12 +138,19 @@ def print_reports(reports: Sequence[Report], *, as_json: bool) -> None:
         for column in columns:
             print_json(column)
         return
+    print_columns(columns, note="ttft, itl and e2e: mean, then percentiles over all requests")
+
+
+def print_columns(columns: Sequence[Mapping[str, object]], *, note: str) -> None:
+    """Prints a table with a column for each measurement and a row for each key, under the model's name and lengths."""
     first = columns[0]
     table = Table(show_header=False)
-    for key, value in first.items():
+    # A key may be in some of them only.
+    for key in dict.fromkeys(key for column in columns for key in column):
+        values = [column.get(key) for column in columns]
         # Dicts are for programs.
-        if key not in _IN_TITLE and not isinstance(value, dict):
-            table.add_row(key, *(_shown(column[key]) for column in columns), style="bold" if key in _BOLD else None)
+        if key not in _IN_TITLE and not any(isinstance(value, dict) for value in values):
+            table.add_row(key, *map(_shown, values), style="bold" if key in _BOLD else None)
     for column in table.columns[1:]:
         column.justify = "right"
     console = Console()
@@ -152,7 +159,7 @@ def print_reports(reports: Sequence[Report], *, as_json: bool) -> None:
     title = f"{names}, {first['prompt_len']} in / {first['output_len']} out"
     console.print(title, style="bold", highlight=False)
     console.print(table)
-    console.print("ttft, itl and e2e: mean, then percentiles over all requests", style="dim")
+    console.print(note, style="dim")
 
 
 def _shown(value: object) -> str:

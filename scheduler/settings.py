@@ -13,7 +13,7 @@ log = logging.getLogger("octavo.scheduler")
 # Default threshold of a long prefill, as a fraction of max_model_len, if several prefills share a step (vLLM's rule).
 _LONG_PREFILL_FRACTION = 0.04
 # The drafters of the core by method; other methods draft in the workers.
-_CORE_DRAFTERS = {"auto": ("suffix",), "ngram": ("ngram",), "suffix": ("suffix",)}
+CORE_DRAFTERS = {"auto": ("suffix",), "ngram": ("ngram",), "suffix": ("suffix",)}
 
 
 def core_settings(
@@ -73,7 +73,7 @@ def _speculation(config: SpeculativeConfig | None, drafter: str) -> Speculation 
     """None: no sequence gets drafts but forced tokens."""
     if config is None:
         return None
-    drafters = _CORE_DRAFTERS.get(config.method, ())
+    drafters = CORE_DRAFTERS.get(config.method, ())
     if not drafters and not drafter:
         log.warning(
             "speculative_config: the workers have no drafter for method=%s, so no sequence gets drafts: start them "

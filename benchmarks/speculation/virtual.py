@@ -26,9 +26,10 @@ import numpy as np
 
 from benchmarks.speculation.turns import Workbench
 from benchmarks.speculation.workloads import MAX_TOKENS, MODEL, workloads
+from octavo.plan.costs.step_shape import PaperRows
 from protos import inference_pb2
 from scheduler.core.core import Core
-from scheduler.core.messages import ChoiceStart, CoreSettings, GroupRequest, Plan, Result, Speculation, StopRules
+from scheduler.core.messages import ChoiceStart, CoreSettings, GroupRequest, Plan, Speculation, StopRules
 from scheduler.ranks.step_wire import GroupSampling
 from scheduler.step_costs import StepCostMeter
 
@@ -38,15 +39,6 @@ _SPREAD = 0.05
 _STEPS_BETWEEN_COSTS = 32
 # Two cores of a Zen 5.
 _STEPS = "1:9,2:9.3,4:9.7,8:11,16:17,32:30,64:52,128:100,512:370"
-
-
-@dataclass(slots=True)
-class _Row:
-    sequence: int
-    output: Sequence[int]
-    num_prompt_tokens: int
-    num_computed: int
-    num_said: int = 0
 
 
 @dataclass(slots=True)
@@ -77,27 +69,27 @@ class VirtualEngine:
         )
         self._has_drafters, self._meter, self._now = has_drafters, StepCostMeter(), 0.0
         self._random, self._groups, self._num_steps = np.random.default_rng(0), itertools.count(1), 0
-        self._rows: dict[int, _Row] = {}
+        # The outputs of the requests that run, by group.
+        self._outputs: dict[int, list[int]] = {}
+        self._rows = PaperRows(max(_STREAMS), acceptance=None, output_of=self._output_of)
 
     def turn(self, texts: Sequence[tuple[list[int], list[int]]], streams: int) -> Turn:
         """Computes requests, prompts and outputs, `streams` at once. The rate is that until one stream has no more."""
-        waiting, running = deque(texts), dict[int, tuple[list[int], list[int]]]()
+        waiting, running = deque(texts), self._outputs
         start, num_tokens, turn = self._now, 0, Turn(0.0)
         while waiting or running:
             while waiting and len(running) < streams:
-                running[group := next(self._groups)] = waiting.popleft()
-                self._submit(group, *running[group])
+                prompt, output = waiting.popleft()
+                running[group := next(self._groups)] = output
+                self._submit(group, prompt, output)
             plan = self._core.schedule(self._now)
             assert plan is not None
-            for new in plan.new_rows:
-                key = self._core.key_of(new.sequence)
-                assert key is not None
-                prompt, output = running[key[0]]
-                self._rows[new.row] = _Row(new.sequence, output, len(prompt), new.num_computed_tokens)
             turn.num_resting += self._take_time(plan)
             turn.num_steps += 1
-            result = self._result(plan, turn)
+            _, result = self._rows.apply(plan)
             num_tokens += len(result.token_ids)
+            turn.num_drafts += sum(len(proposed) for _, proposed in plan.drafts)
+            turn.num_accepted += len(result.token_ids) - len(result.sequences)
             for end in self._core.apply(result, self._now).ends:
                 assert not end.message, end.message
                 del running[end.key[0]]
@@ -132,33 +124,10 @@ class VirtualEngine:
             self._core.set_costs(costs)
         return rests
 
-    def _result(self, plan: Plan, turn: Turn) -> Result:
-        drafts, said = dict(plan.drafts), list[tuple[int, int, list[int]]]()
-        for row, count in [*((row, 1) for row in plan.decode_rows.tolist()), *plan.chunks]:
-            each = self._rows[row]
-            position, rest = each.num_said, each.output[each.num_said :]
-            each.num_computed += count
-            if row in drafts:
-                proposed = drafts[row]
-                right = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(proposed, rest[:-1], strict=False))
-                num_right = sum(1 for _ in right)
-                turn.num_drafts += len(proposed)
-                turn.num_accepted += num_right
-                new = list(rest[: num_right + 1])
-            elif each.num_computed >= each.num_prompt_tokens + position:
-                new = list(rest[:1])
-            else:
-                continue
-            each.num_said += len(new)
-            each.num_computed = each.num_prompt_tokens + each.num_said - 1
-            said.append((each.sequence, position, new))
-        return Result(
-            step=plan.step,
-            sequences=np.array([sequence for sequence, _, _ in said], np.int64),
-            positions=np.array([position for _, position, _ in said], np.int32),
-            num_tokens=np.array([len(new) for *_, new in said], np.int32) if drafts else None,
-            token_ids=np.array([token for *_, new in said for token in new], np.int32),
-        )
+    def _output_of(self, sequence: int) -> list[int]:
+        key = self._core.key_of(sequence)
+        assert key is not None
+        return self._outputs[key[0]]
 
 
 def _texts(path: Path | None) -> dict[str, list[tuple[list[int], list[int]]]]:

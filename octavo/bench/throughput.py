@@ -45,10 +45,13 @@ class Bench:
                 f"prompt_len={prompt_len} and output_len={output_len} exceed max_model_len={model.max_model_len}"
             )
 
-    def measure(self, concurrency: int, *, profile: bool, on_tokens: Callable[[int], None]) -> Report:
+    def measure(
+        self, concurrency: int, *, profile: bool, on_tokens: Callable[[int], None], warms_up: bool = True
+    ) -> Report:
         """Runs `concurrency` requests that start together. on_tokens: called with the number of output tokens of each
-        step."""
-        self._run(concurrency, min(_WARM_UP_TOKENS, self._output_len), lambda count: None)
+        step. warms_up: False if a run before it has done so."""
+        if warms_up:
+            self._run(concurrency, min(_WARM_UP_TOKENS, self._output_len), lambda count: None)
         before = _copy(self._engine.times)
         start = time.perf_counter()
         # With drafts, a plan does not say how many tokens its step samples.

@@ -19,13 +19,11 @@ _WORDS = (
 
 def random_texts(count: int, length: int, seed: int) -> list[str]:
     """`count` texts of `length` words each, of about as many tokens."""
+    random = np.random.default_rng(seed)
+    return [random_words(random, length) for _ in range(count)]
+
+
+def random_words(random: np.random.Generator, length: int) -> str:
+    """A text of `length` words."""
     words = _WORDS.split()
-    drawn = np.random.default_rng(seed).integers(0, len(words), (count, length))
-    return [" ".join(words[index] for index in row) for row in drawn.tolist()]
-
-
-def arrival_times(count: int, rate: float, seed: int) -> list[float]:
-    """Seconds from the start at which requests arrive: a Poisson process of `rate` per second; inf: all at once."""
-    if rate == float("inf"):
-        return [0.0] * count
-    return np.random.default_rng(seed).exponential(1.0 / rate, count).cumsum().tolist()
+    return " ".join(words[index] for index in random.integers(0, len(words), length).tolist())

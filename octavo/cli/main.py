@@ -9,7 +9,8 @@ import typer
 
 import runtime.grpc_setup.quiet  # noqa: F401 (before grpc)
 from configs.load import ConfigError
-from octavo.cli import admin, bench, call, doctor, keys, plan, pull, replay, run_batch, up, version
+from octavo.cli import admin, call, doctor, keys, plan, pull, replay, run_batch, tune, up, version
+from octavo.cli.bench import group as bench
 from octavo.client.errors import OctavoError
 from octavo.cluster.errors import ClusterError
 from runtime.hub.errors import HubError
@@ -32,7 +33,7 @@ GROUPS: dict[str, tuple[Callable[[typer.Typer, str], None], ...]] = {
     "Serve a model": (up.register, pull.register, doctor.register),
     "Ask a model": (call.register, run_batch.register),
     "Look inside": (admin.register_top, admin.register_explain, replay.register, version.register),
-    "Measure and plan": (bench.register, plan.register),
+    "Measure and plan": (bench.register, tune.register, plan.register),
     "Operate a cluster": (admin.register_migrate, admin.register_cache, keys.register),
 }
 for group, registers in GROUPS.items():

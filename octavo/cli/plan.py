@@ -152,6 +152,15 @@ def plan(
             help="Take the requests from a file instead. Its header: arrival_s,prompt_len,output_len[,prefix_id].",
         ),
     ] = None,
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            rich_help_panel=_WORKLOAD,
+            help="Take the requests, their tokens and times from a trace of `octavo up --trace FILE`. Its steps give "
+            "the costs, and its settings hold where no others are given. May be given several times.",
+        ),
+    ] = None,
     acceptance: Annotated[
         float | None,
         typer.Option(
@@ -197,6 +206,9 @@ def plan(
     Example: [bold]octavo bench throughput --json > steps.jsonl[/], then
     [bold]octavo plan --fit steps.jsonl --concurrency 32 --max-num-batched-tokens 128,512,2048[/]
 
+    Example: [bold]octavo plan --trace run.0.trace --max-num-seqs 16,64,256[/], what if a recorded day had had other
+    settings
+
     Example: [bold]octavo plan --gpu H200 --num-gpus 8 --model config.json --max-itl-ms 50[/]
     """
     try:
@@ -234,6 +246,7 @@ def plan(
             shared_prefix=shared_prefix,
             num_prefixes=num_prefixes,
             arrivals=arrivals,
+            trace=trace or [],
             seed=seed,
         ),
         acceptance=acceptance,

@@ -89,11 +89,12 @@ def _try(
     num_replicas = setting.data_parallel_size
     plain = simulate(replace(core, speculation=None), cost, workload, num_replicas=num_replicas)
     run, ratio = plain, None
+    drafting = core if core.speculation is not None and workload.outputs is not None else None
     if acceptance is not None:
         bound = (options.speculative_config or SpeculativeConfig.model_validate({})).num_speculative_tokens
-        speculation = Speculation(num_speculative_tokens=bound, workers_draft=True)
-        drafting = replace(core, speculation=speculation)
-        run = simulate(drafting, cost, workload, num_replicas=num_replicas, acceptance=acceptance)
+        drafting = replace(core, speculation=Speculation(num_speculative_tokens=bound, workers_draft=True))
+    if drafting is not None:
+        run = simulate(drafting, cost, workload, num_replicas=num_replicas, acceptance=acceptance or 0.0)
         ratio = run.output_tokens_per_second / plain.output_tokens_per_second
     return Outcome(setting=setting, run=run, speculation_ratio=ratio, wall_time=time.perf_counter() - start)
 

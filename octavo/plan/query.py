@@ -24,10 +24,12 @@ from octavo.plan.machine.answers import print_cpu, print_tpu
 from octavo.plan.machine.cpu_nodes import read_cpu_nodes
 from octavo.plan.machine.gpu_links import gpu_names, read_gpu_links
 from octavo.plan.recommend import layouts, print_advice, print_recommendation, recommend
+from octavo.plan.recorded import Recording, read_recording
 from octavo.plan.report import print_lines, print_table
 from octavo.plan.targets import GpuTarget, Setting, Target, measured_target
 from octavo.plan.workload import Workload, parse_lengths, read_arrivals, synthesize
 from octavo.reports import progress_bar
+from scheduler.settings import CORE_DRAFTERS
 
 _OPTION_AXES = ("max_num_seqs", "max_num_batched_tokens", "data_parallel_size")
 _LAYOUT_AXES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -62,6 +64,8 @@ class WorkloadQuery:
     shared_prefix: float
     num_prefixes: int
     arrivals: Path | None
+    # Files of recorded traces (`octavo up --trace`).
+    trace: Sequence[Path]
     seed: int
 
 
@@ -102,19 +106,35 @@ def answer(query: Query, *, plot: Path | None, as_json: bool) -> bool:
 
     Raises PlanError, also if no setting fits, ConfigError and ModelNotFoundError.
     """
-    if query.acceptance is None and _base_options(query).speculative_config is not None:
-        raise PlanError(
-            "speculative_config: what drafts gain depends on how many are right: give --acceptance, from 0 to 1"
-        )
+    speculation = _base_options(query).speculative_config
+    if query.acceptance is None and speculation is not None:
+        if not query.workload.trace:
+            raise PlanError(
+                "speculative_config: what drafts gain depends on how many are right: give --acceptance, from 0 to 1, "
+                "or a --trace, whose outputs tell"
+            )
+        if speculation.method not in CORE_DRAFTERS:
+            raise PlanError(
+                f"speculative_config: a trace does not tell what the drafter of method={speculation.method} would "
+                f"propose: give --acceptance, from 0 to 1, or one of the methods {', '.join(CORE_DRAFTERS)}"
+            )
+    recording = _recording(query, as_json=as_json)
+    if recording is not None and query.config is None:
+        # What is not given stays as it was recorded.
+        given = {name for name, value in query.axes.items() if value}
+        recorded = {name: value for name, value in recording.options().items() if name not in given}
+        query = replace(query, option_flags={**recorded, **query.option_flags})
+        if not query.axes["data_parallel_size"]:
+            query = replace(query, axes={**query.axes, "data_parallel_size": str(recording.num_replicas)})
     query = _with_own_gpus(query)
-    target = _target(query)
+    target = _target(query, recording)
     settings = _settings(query, target)
 
     def options_of(setting: Setting) -> Options:
         return load_options(query.config, {**query.option_flags, **{n: getattr(setting, n) for n in _OPTION_AXES}})
 
     limits = Limits(itl_ms=query.max_itl_ms, ttft_ms=query.max_ttft_ms)
-    workload = _workload(query.workload, target.max_model_len)
+    workload = _workload(query.workload, target.max_model_len, recording)
     with progress_bar("settings", len(settings), hidden=as_json) as advance:
         outcomes = try_settings(settings, target, options_of, workload, advance, acceptance=query.acceptance)
     if all(outcome.run is None for outcome in outcomes):
@@ -171,19 +191,35 @@ def _base_options(query: Query) -> Options:
     return load_options(query.config, {**query.option_flags, **single})
 
 
-def _target(query: Query) -> Target:
-    if bool(query.fit) == bool(query.gpu.name):
+def _recording(query: Query, *, as_json: bool) -> Recording | None:
+    files = query.workload.trace
+    if not files:
+        return None
+    if query.workload.arrivals:
+        raise PlanError("--trace and --arrivals both give requests: give one of them")
+    num_bytes = sum(path.stat().st_size for path in files if path.is_file())
+    with progress_bar("trace", num_bytes, hidden=as_json) as advance:
+        return read_recording(files, advance)
+
+
+def _target(query: Query, recording: Recording | None) -> Target:
+    has_steps = bool(query.fit) or (recording is not None and not query.gpu.name)
+    if has_steps == bool(query.gpu.name):
         raise PlanError(
             "octavo plan needs to know what a step costs: give either --fit FILE, which "
-            "`octavo bench throughput --json > FILE` makes, or --gpu NAME"
+            "`octavo bench throughput --json > FILE` makes, --trace FILE, which `octavo up --trace FILE` makes, or "
+            "--gpu NAME"
         )
     options = _base_options(query)
-    if query.fit:
+    if not query.gpu.name:
         if query.gpu.num_gpus:
             raise PlanError(
                 f"--num-gpus={query.gpu.num_gpus} needs --gpu: measured steps tell nothing about other layouts"
             )
-        return measured_target(read_measurements(query.fit), options)
+        if query.fit:
+            return measured_target(read_measurements(query.fit), options)
+        assert recording is not None
+        return measured_target(recording.measurements(), options)
     return _gpu_target(query.gpu, options)
 
 
@@ -237,7 +273,9 @@ def _settings(query: Query, target: Target) -> list[Setting]:
     ]
 
 
-def _workload(query: WorkloadQuery, max_model_len: int) -> Workload:
+def _workload(query: WorkloadQuery, max_model_len: int, recording: Recording | None) -> Workload:
+    if recording is not None:
+        return recording.workload(query.concurrency)
     if query.arrivals:
         workload = read_arrivals(query.arrivals, shared_prefix=query.shared_prefix)
         return replace(workload, concurrency=query.concurrency)

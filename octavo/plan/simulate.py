@@ -7,6 +7,7 @@ import itertools
 import math
 import operator
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,14 @@ from scheduler.core.messages import (
 class Replica:
     """A replica that shares a virtual clock with others; times are in seconds."""
 
-    def __init__(self, settings: CoreSettings, cost: CostModel, acceptance: float = 0.0) -> None:
+    def __init__(
+        self,
+        settings: CoreSettings,
+        cost: CostModel,
+        acceptance: float = 0.0,
+        outputs: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        """outputs: the tokens that requests generate, by their number; None: any tokens."""
         self.core = Core(settings)
         if settings.speculation is not None:
             self.core.set_costs(_step_costs(settings, cost))
@@ -42,7 +50,13 @@ class Replica:
         self.part_seconds = [0.0] * len(cost.parts)
         self.kv_usage_peak = 0.0
         self._settings, self._cost = settings, cost
-        self._rows = PaperRows(settings.max_num_seqs, acceptance=acceptance)
+        has_own_drafters = settings.speculation is not None and bool(settings.speculation.drafters)
+        self._rows = PaperRows(
+            settings.max_num_seqs,
+            # What the core's own drafters propose is right or wrong by the outputs themselves.
+            acceptance=None if has_own_drafters and outputs is not None else acceptance,
+            output_of=None if outputs is None else lambda sequence: outputs[self._request_of(sequence)],
+        )
         self._in_flight: deque[Result] = deque()
         # When the scheduler and each stage will have finished their work so far.
         self._host_free = 0.0
@@ -97,6 +111,11 @@ class Replica:
         if not self._in_flight:
             self._note_kv_usage(now)
         return outputs
+
+    def _request_of(self, sequence: int) -> int:
+        key = self.core.key_of(sequence)
+        assert key is not None, sequence
+        return key[0]
 
     def mean_kv_usage(self, duration: float) -> float:
         """Mean share of the blocks in use, over `duration` seconds from the start."""
@@ -192,7 +211,7 @@ class _Simulation:
         self, settings: CoreSettings, cost: CostModel, workload: Workload, num_replicas: int, acceptance: float
     ) -> None:
         self._cost, self._workload = cost, workload
-        self._replicas = [Replica(settings, cost, acceptance) for _ in range(num_replicas)]
+        self._replicas = [Replica(settings, cost, acceptance, workload.outputs) for _ in range(num_replicas)]
         self._next_request = 0
         self._num_under_way = 0
         self._num_refused = 0

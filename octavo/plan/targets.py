@@ -157,20 +157,20 @@ class MeasuredTarget:
                     f"{name}={getattr(setting, name)}: the measured engine has one rank, which tells nothing about "
                     "more; plan with --gpu for that"
                 )
-        return _measured_settings(self.measurements, options), self.cost
+        return measured_settings(self.measurements, options), self.cost
 
 
 def measured_target(measurements: Measurements, options: Options) -> MeasuredTarget:
     """Fits and calibrates. options: those of the cluster whose runs (`octavo bench serve`) are measurements."""
     engine = fit(measurements.samples)
-    settings = _measured_settings(measurements, options)
+    settings = measured_settings(measurements, options)
     cost = Calibrated(engine=engine)
     if measurements.serve:
         cost = calibrate(engine, measurements.serve, settings, num_replicas=options.data_parallel_size)
     return MeasuredTarget(measurements=measurements, cost=cost, max_model_len=settings.max_model_len)
 
 
-def _measured_settings(measurements: Measurements, options: Options) -> CoreSettings:
+def measured_settings(measurements: Measurements, options: Options) -> CoreSettings:
     """The core's settings with the measured blocks, except where options are given for them."""
     engine, given = measurements.engine, options.model_fields_set
     block_size = options.block_size if "block_size" in given else engine.block_size

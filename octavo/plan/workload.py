@@ -2,7 +2,7 @@
 
 import csv
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,12 +32,17 @@ class Workload:
     prefix_lens: np.ndarray
     # Most requests in flight: each end admits the next one. 0: no limit.
     concurrency: int = 0
+    # The tokens of each prompt and output; None: they are made up, or not known.
+    prompts: Sequence[Sequence[int]] | None = None
+    outputs: Sequence[Sequence[int]] | None = None
 
     def __len__(self) -> int:
         return len(self.arrivals)
 
     def prompt(self, index: int) -> tuple[int, ...]:
-        """Token ids of a request: equal to another request's exactly in the shared prefix."""
+        """Token ids of a request. Those made up are equal to another request's exactly in the shared prefix."""
+        if self.prompts is not None:
+            return tuple(self.prompts[index])
         length, shared = int(self.prompt_lens[index]), int(self.prefix_lens[index])
         # Ids have no meaning here: one number per prefix, and one per request.
         return (int(self.prefix_ids[index]),) * shared + (_OWN_TOKENS + index,) * (length - shared)

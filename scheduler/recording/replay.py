@@ -1,12 +1,12 @@
 """Replays the calls of a recording on a new core, and compares every plan."""
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from scheduler.core.core import Core
-from scheduler.core.messages import GroupRequest, Plan, SequenceEnd, Timeline
+from scheduler.core.messages import GroupRequest, Plan, SequenceEnd, StepOutputs, Timeline
 from scheduler.core.saved import Snapshot
 from scheduler.core.snapshot import check_sizes
 from scheduler.recording.differences import Differing, describe, differing_plans, differing_values
@@ -78,8 +78,32 @@ class Replayed:
     now: float = 0.0
 
 
+class Observer:
+    """Learns what happened in a recording while it is replayed. `now` is on the clock of the recorded process."""
+
+    def on_file(self, origin: Origin, snapshot: Snapshot, core: Core, *, continues: bool) -> None:
+        """A file begins. continues: with the state that the file before ended in."""
+
+    def on_submit(self, request: GroupRequest, now: float) -> None: ...
+
+    def on_plan(self, plan: Plan, now: float) -> None: ...
+
+    def on_outputs(self, outputs: StepOutputs, now: float) -> None:
+        """The result of the oldest plan came."""
+
+    def on_ends(self, ends: Iterable[SequenceEnd]) -> None:
+        """Sequences ended, those of a step after `on_outputs` of that step."""
+
+    def on_loss(self) -> None:
+        """The steps in flight are lost."""
+
+
 def replay(
-    paths: Iterable[Path], *, explain: str | None = None, on_progress: Callable[[int], None] = lambda num_bytes: None
+    paths: Iterable[Path],
+    *,
+    explain: str | None = None,
+    on_progress: Callable[[int], None] = lambda num_bytes: None,
+    observer: Observer | None = None,
 ) -> list[Replayed]:
     """Replays the files, in the order in which they were written, up to the first difference.
 
@@ -91,13 +115,16 @@ def replay(
     before: Replay | None = None
     for path in _in_order(paths):
         with RecordingFile(path) as file:
-            each = Replay(file, explain=explain)
+            each = Replay(file, explain=explain, observer=observer)
             replayed.append(each.outcome)
+            continues = before is not None and before.is_continued_by(file.origin)
             if before is not None:
-                if before.is_continued_by(file.origin):
+                if continues:
                     each.compare_start(before.core.save())
                 else:
                     before.collect_live_timelines()
+            if observer is not None:
+                observer.on_file(file.origin, file.snapshot, each.core, continues=continues)
             each.run(on_progress)
         before = each
         if each.outcome.difference is not None:
@@ -118,9 +145,10 @@ def _in_order(paths: Iterable[Path]) -> list[Path]:
 class Replay:
     """Replays one file."""
 
-    def __init__(self, file: RecordingFile, *, explain: str | None = None) -> None:
+    def __init__(self, file: RecordingFile, *, explain: str | None = None, observer: Observer | None = None) -> None:
         """Raises RecordingError if the file's snapshot contradicts itself."""
         self._file, self._explain = file, explain
+        self._observer = observer or Observer()
         self._columns = RecordedColumns()
         self._latest: deque[tuple[float, Call]] = deque(maxlen=_NUM_CALLS_SHOWN)
         self._began: float | None = None
@@ -191,6 +219,7 @@ class Replay:
                 outcome.num_requests += 1
                 self._note_group(call.request)
                 core.submit(call.request, call.now)
+                self._observer.on_submit(call.request, call.now)
                 core.take_displaced()
                 self._note_ends(core.take_ends())
             case Cancel():
@@ -200,9 +229,12 @@ class Replay:
             case ScheduleEmpty():
                 return self._compare(call, core.schedule_empty)
             case Apply():
-                self._note_ends(core.apply(self._columns.unpack(call.result), call.now).ends)
+                outputs = core.apply(self._columns.unpack(call.result), call.now)
+                self._observer.on_outputs(outputs, call.now)
+                self._note_ends(outputs.ends)
             case LoseWorkers():
                 outcome.num_epochs_lost += 1
+                self._observer.on_loss()
                 core.lose_workers(call.now)
             case BlameStep():
                 core.blame_step(call.now)
@@ -232,6 +264,7 @@ class Replay:
         elif differing is None and plan is not None:
             self.outcome.num_plans += 1
             self.outcome.num_tokens += plan.num_tokens
+            self._observer.on_plan(plan, self.outcome.now)
         return differing
 
     def _differ(self, name: str, expected: str, got: str) -> None:
@@ -250,7 +283,8 @@ class Replay:
         if request.request_id == self._explain:
             self._groups.add(request.group)
 
-    def _note_ends(self, ends: Iterable[SequenceEnd]) -> None:
+    def _note_ends(self, ends: Sequence[SequenceEnd]) -> None:
+        self._observer.on_ends(ends)
         # Collected now, because the core does not keep finished requests for ever.
         if self._groups and any(end.key[0] in self._groups for end in ends):
             self._collect(is_finished=True)

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from octavo.bench.workload import arrival_times, random_prompts
+from octavo.bench.arrivals import Arrivals
+from octavo.bench.workload import random_prompts
 from octavo.reports import Report, RequestTrace
 
 
@@ -58,8 +59,8 @@ def test_prompts_are_of_exact_length_within_the_vocabulary_and_repeatable() -> N
 
 
 def test_arrivals_have_the_rate_asked_for() -> None:
-    times = arrival_times(4000, 8.0, seed=1)
+    times = Arrivals(rate=8.0).times(4000, seed=1)
     # The mean of 4000 exponential gaps is within 5% of 1/8 for all but 1 seed in 600.
     assert np.mean(np.diff(times)) == pytest.approx(1 / 8, rel=0.05)
     assert times == sorted(times)
-    assert arrival_times(3, math.inf, seed=1) == [0.0] * 3
+    assert Arrivals(rate=math.inf).times(3, seed=1) == [0.0] * 3

@@ -104,7 +104,7 @@ class Measures:
         self.report.row(self.op, case, way.name, seconds / num_steps * 1e3, prompt_tokens_per_s=1 / self._token_seconds)
 
     def throughput(self, way: Way) -> None:
-        """Times requests of random lengths that all begin together: the workload of nano-vllm's bench.py."""
+        """Times requests of random lengths that all begin together: the workload of nano-vllm's benchmark."""
         least, most = self.sizes.lengths
         case = f"{self.run.variant.name}, {self.sizes.num_requests} x {least}-{most} in and out"
         requests = self.sizes.requests(self.run.variant.config.vocab_size)

@@ -20,12 +20,23 @@ from protos import inference_pb2_grpc as rpc
 
 class GrpcBackend:
     takes_text = False
-    num_prompt_tokens = 0
-    told: dict[str, object] = {"api": "grpc"}  # noqa: RUF012 - never changed
 
     def __init__(self, target: str, *, api_key: str = "", credentials: grpc.ChannelCredentials | None = None) -> None:
         """target: HOST:PORT. credentials: None for no TLS."""
         self._target, self._api_key, self._credentials = target, api_key, credentials
+        # Lengths of prompts of text, as the router counted them.
+        self._prompt_tokens: list[int] = []
+        # Tokens of prompts, and those of them that the prefix cache had.
+        self._num_prompt_tokens = self._num_cached_tokens = 0
+
+    @property
+    def told(self) -> dict[str, object]:
+        rate = self._num_cached_tokens / self._num_prompt_tokens if self._num_prompt_tokens else 0.0
+        return {"api": "grpc", "prefix_hit_rate": round(rate, 4)}
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return round(sum(self._prompt_tokens) / len(self._prompt_tokens)) if self._prompt_tokens else 0
 
     async def __aenter__(self) -> Self:
         self._channel = open_async_channel(self._target, self._credentials)
@@ -49,15 +60,22 @@ class GrpcBackend:
         )
 
     async def complete(self, prompt: Prompt, seed: int, output_len: int) -> RequestTrace:
-        assert not isinstance(prompt, str)
-        request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt))
+        if isinstance(prompt, str):
+            request = pb.GenerateRequest(prompt=prompt)
+        else:
+            request = pb.GenerateRequest(token_ids=pb.TokenIds(ids=prompt))
         sampling = request.sampling
         sampling.temperature, sampling.seed, sampling.ignore_eos = 0.0, seed, True
         sampling.max_tokens = sampling.min_tokens = output_len
         trace = RequestTrace(began=time.perf_counter(), token_times=[], token_counts=[])
         try:
             async for message in self._stub.Generate(request, metadata=key_metadata(self._api_key)):
-                if message.HasField("chunk") and message.chunk.token_ids:
+                if message.HasField("started") and isinstance(prompt, str):
+                    self._prompt_tokens.append(len(message.started.prompt_token_ids))
+                if message.HasField("finished"):
+                    self._num_prompt_tokens += message.finished.usage.prompt_tokens
+                    self._num_cached_tokens += message.finished.usage.cached_tokens
+                elif message.HasField("chunk") and message.chunk.token_ids:
                     trace.token_times.append(time.perf_counter())
                     trace.token_counts.append(len(message.chunk.token_ids))
         except grpc.RpcError as error:

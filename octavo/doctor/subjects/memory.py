@@ -79,12 +79,8 @@ def kv_bytes(machine: Machine, model: ModelFacts) -> int:
 
 
 def _host(machine: Machine, model: ModelFacts, memory: HostMemory) -> Check:
-    options, workers = machine.options, machine.num_workers
-    weights = 0 if machine.on_gpu else model.weight_bytes * options.data_parallel_size
-    drafts = model.draft_bytes * options.data_parallel_size
-    cache = workers * kv_bytes(machine, model)
-    processes = workers * _WORKER + options.data_parallel_size * _SCHEDULER
-    processes += options.num_router_processes * _ROUTER + _LAUNCHER
+    weights, drafts, processes = _without_cache(machine, model)
+    cache = machine.num_workers * kv_bytes(machine, model)
     needed = weights + drafts + cache + processes
     parts = [f"weights {gib(weights)} ({model.quantization})"] if weights else []
     parts += [f"draft model {gib(drafts)}"] if drafts else []
@@ -96,6 +92,20 @@ def _host(machine: Machine, model: ModelFacts, memory: HostMemory) -> Check:
     if needed <= memory.available:
         return ok("memory", found)
     return problem("memory", found, _smaller(machine, model, needed - memory.available, cache))
+
+
+def _without_cache(machine: Machine, model: ModelFacts) -> tuple[int, int, int]:
+    """Host memory of weights, draft models and processes."""
+    options, workers = machine.options, machine.num_workers
+    weights = 0 if machine.on_gpu else model.weight_bytes * options.data_parallel_size
+    processes = workers * _WORKER + options.data_parallel_size * _SCHEDULER
+    processes += options.num_router_processes * _ROUTER + _LAUNCHER
+    return weights, model.draft_bytes * options.data_parallel_size, processes
+
+
+def room_for_cache(machine: Machine, model: ModelFacts) -> int:
+    """Bytes that the rest of the cluster leaves to each worker's KV cache on CPUs."""
+    return max(0, (host_memory().available - sum(_without_cache(machine, model))) // machine.num_workers)
 
 
 def _smaller(machine: Machine, model: ModelFacts, lacking: int, cache: int) -> str:

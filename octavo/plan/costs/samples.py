@@ -31,19 +31,25 @@ class StepSample:
 class StepRecorder:
     """Records the steps of one engine. It has to start while no request runs."""
 
-    def __init__(self, max_num_seqs: int) -> None:
-        self._rows = PaperRows(max_num_seqs)
+    def __init__(self, max_num_seqs: int, *, max_samples: int = _MAX_SAMPLES) -> None:
+        self._rows, self._max_samples = PaperRows(max_num_seqs), max_samples
         self._steps: list[tuple[StepShape, float]] = []
 
     def add(self, plan: Plan, seconds: float) -> None:
         shape, _ = self._rows.apply(plan)
+        self.add_shape(shape, seconds)
+
+    def add_shape(self, shape: StepShape, seconds: float) -> None:
         self._steps.append((shape, seconds))
 
-    def as_json(self) -> dict[str, object]:
+    def samples(self) -> "list[StepSample]":
+        return _samples(self.as_json())
+
+    def as_json(self) -> dict[str, Any]:
         """Returns {"columns": names, "rows": a list of numbers per sample}."""
         rows: list[list[float]] = []
-        limit = max(_MIN_DECODE_STEPS, -(-len(self._steps) // _MAX_SAMPLES))
-        limit_with_chunks = -(-len(self._steps) // _MAX_SAMPLES)
+        limit = max(_MIN_DECODE_STEPS, -(-len(self._steps) // self._max_samples))
+        limit_with_chunks = -(-len(self._steps) // self._max_samples)
         last_kind: object = None
         for shape, seconds in self._steps:
             row = [1, *astuple(shape), seconds]
@@ -145,8 +151,9 @@ def _samples(steps: dict[str, Any]) -> list[StepSample]:
 
 
 def _serve_results(line: dict[str, Any]) -> list[ServeResult]:
-    """The results of a line; none if the run had errors, because then it did less work."""
-    if line["num_errors"]:
+    """The results of a line; none if the run had errors, because then it did less work, or if its lengths or arrivals
+    are not those that the line tells."""
+    if line["num_errors"] or not line.keys().isdisjoint(("dataset", "burstiness", "ramp")):
         return []
     return [
         ServeResult(

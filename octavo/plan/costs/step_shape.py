@@ -1,6 +1,7 @@
 """Defines a step by the few numbers that its cost depends on, and the interface of a cost model."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,16 +63,28 @@ _SAMPLED, _DRAFT = 0, 1
 
 
 class PaperRows:
-    """A worker's rows without a model: follows plans and answers that every row sampled token 0.
+    """A worker's rows without a model: follows plans and answers that every row sampled token 0, or the next token of
+    an output that is known.
 
-    Its drafter proposes as many drafts as a plan asks for, each of them right with a given probability.
+    Its drafter proposes as many drafts as a plan asks for. Drafts of the workers' drafter are right with a given
+    probability; drafts of the core's drafters are compared with known outputs.
 
     Columns by row, as in `worker.step.rows`, so that a step with many rows costs little more than with one.
     """
 
-    def __init__(self, max_num_seqs: int, *, acceptance: float = 0.0) -> None:
-        """acceptance: the probability that a draft is right, if those before it are."""
+    def __init__(
+        self,
+        max_num_seqs: int,
+        *,
+        acceptance: float | None = 0.0,
+        output_of: Callable[[int], Sequence[int]] | None = None,
+    ) -> None:
+        """acceptance: the probability that a draft is right, if those before it are; None: drafts are compared with the
+        output. output_of: returns the whole output of a sequence that takes a row; None: outputs are not known."""
+        assert acceptance is not None or output_of is not None
         self._acceptance, self._random = acceptance, np.random.default_rng(0)
+        self._output_of = output_of
+        self._outputs_R: list[Sequence[int]] = [()] * max_num_seqs
         self._sequence_R = np.zeros(max_num_seqs, np.int64)
         self._num_prompt_R = np.zeros(max_num_seqs, np.int64)
         self._num_computed_R = np.zeros(max_num_seqs, np.int64)
@@ -88,27 +101,27 @@ class PaperRows:
             self._num_prompt_R[row] = new.num_prompt_tokens
             self._num_computed_R[row] = new.num_computed_tokens
             self._position_R[row] = len(new.token_ids) - new.num_prompt_tokens
+            if self._output_of is not None:
+                self._outputs_R[row] = self._output_of(new.sequence)
         sampling = decodes = plan.decode_rows.astype(np.intp)
         contexts = self._num_computed_R[decodes] + 1
         self._num_computed_R[decodes] = contexts
         num_prefill_tokens = chunk_context = pairs = 0
         ending: list[int] = []
-        counts, token_ids = [1] * len(decodes), [_SAMPLED] * len(decodes)
+        counts = [1] * len(decodes)
         for row, count in plan.chunks:
             before = int(self._num_computed_R[row])
             self._num_computed_R[row] = context = before + count
             num_prefill_tokens += count
             chunk_context += context
             pairs += count * before + count * (count + 1) // 2
-            num_drafts = len(drafts.get(row, ()))
-            if context == self._num_prompt_R[row] + self._position_R[row] + num_drafts:
+            proposed = drafts.get(row, ())
+            if context == self._num_prompt_R[row] + self._position_R[row] + len(proposed):
                 ending.append(row)
-                wrong = (self._random.random(num_drafts) >= self._acceptance).nonzero()[0]
-                num_accepted = int(wrong[0]) if len(wrong) else num_drafts
+                num_accepted = self._num_accepted(row, proposed)
                 counts.append(1 + num_accepted)
-                token_ids += [_DRAFT] * num_accepted + [_SAMPLED]
                 # The KV of rejected drafts is void.
-                self._num_computed_R[row] = context - num_drafts + num_accepted
+                self._num_computed_R[row] = context - len(proposed) + num_accepted
         if ending:
             sampling = np.concatenate((decodes, ending))
         positions = self._position_R[sampling]
@@ -117,7 +130,7 @@ class PaperRows:
             step=plan.step,
             sequences=self._sequence_R[sampling],
             positions=positions,
-            token_ids=np.array(token_ids, np.int32) if drafts else self._tokens_R[: len(sampling)],
+            token_ids=self._token_ids(sampling, positions, counts if drafts else None),
             num_tokens=np.array(counts, np.int32) if drafts else None,
             drafts={int(self._sequence_R[row]): (_DRAFT,) * count for row, count in plan.wanted_drafts},
         )
@@ -132,3 +145,29 @@ class PaperRows:
             num_swapped_blocks=len(plan.swapped_out) + len(plan.swapped_in),
         )
         return shape, result
+
+    def _num_accepted(self, row: int, proposed: Sequence[int]) -> int:
+        if not proposed:
+            return 0
+        if self._acceptance is None:
+            # The last token of an output is sampled, never a draft: nothing comes after it.
+            rest = self._outputs_R[row][int(self._position_R[row]) : -1]
+            right = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(proposed, rest, strict=False))
+            return sum(1 for _ in right)
+        wrong = (self._random.random(len(proposed)) >= self._acceptance).nonzero()[0]
+        return int(wrong[0]) if len(wrong) else len(proposed)
+
+    def _token_ids(self, sampling: np.ndarray, positions: np.ndarray, counts: Sequence[int] | None) -> np.ndarray:
+        """Tokens of the sampling rows; counts: how many each has; None: one each."""
+        if self._output_of is None:
+            if counts is None:
+                return self._tokens_R[: len(sampling)]
+            return np.array([token for n in counts for token in ([_DRAFT] * (n - 1) + [_SAMPLED])], np.int32)
+        token_ids: list[int] = []
+        for row, position, count in zip(
+            sampling.tolist(), positions.tolist(), counts or itertools.repeat(1), strict=False
+        ):
+            known = self._outputs_R[row][position : position + count]
+            # A workers' draft may be taken for right behind the end, where the core cuts it off.
+            token_ids += [*known, *[_SAMPLED] * (count - len(known))]
+        return np.array(token_ids, np.int32)

@@ -172,6 +172,24 @@ def test_the_engine_alone_is_measured(model: Path) -> None:
     assert {"step_scheduling_ms", "step_forward_ms", "step_sampling_ms", "step_other_ms", "itl_ms_p99"} <= three.keys()
 
 
+def test_the_latency_of_a_batch_is_measured(model: Path) -> None:
+    result = subprocess.run(
+        [
+            *COMMAND, "bench", "latency", f"--model={model}", "--load-format=dummy", "--dtype=float32",
+            "--kv_cache_memory=0.01", "--worker-threads=1", "--batch-size=1,3", "--prompt-len=8", "--output-len=5",
+            "--num-iters=3", "--num-iters-warmup=1", "--json",
+        ],
+        env=environment(), capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    one, three = map(json.loads, result.stdout.splitlines())
+    assert (one["batch_size"], three["batch_size"], three["num_iters"]) == (1, 3, 3)
+    for line in (one, three):
+        assert 0 < line["ttft_s_p50"] < line["latency_s_min"] <= line["latency_s_p10"] <= line["latency_s_p99"]
+        # Four gaps between five tokens.
+        assert 4 * line["itl_ms_p50"] / 1e3 + line["ttft_s_p50"] <= 2 * line["latency_s_p99"]
+
+
 def test_logprobs_of_all_tokens_if_the_option_allows_as_many(model: Path, llm: LLM) -> None:
     everything = SamplingParams(temperature=0, max_tokens=2, logprobs=-1, prompt_logprobs=-1)
     with pytest.raises(InvalidRequest, match=r"logprobs=-1 asks for all \d+ tokens: max_logprobs=20"):

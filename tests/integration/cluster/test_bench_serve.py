@@ -14,6 +14,9 @@ import pytest
 from octavo.bench.backends.base import Backend
 from octavo.bench.backends.grpc_calls import GrpcBackend
 from octavo.bench.backends.openai_http import OpenAIBackend
+from octavo.bench.datasets.conversations import Conversations
+from octavo.bench.datasets.request import BenchRequest
+from octavo.bench.goodput import RequestLimits
 from octavo.bench.serve import Load, measure
 from octavo.client.errors import InvalidRequest, ModelNotFound, Unavailable
 from octavo.reports import Report
@@ -197,3 +200,33 @@ async def test_the_command_measures_any_server(plain: PlainServer) -> None:
     code, _, err = await octavo("--backend=openai", "--extra-body=[1]")
     assert code == 2
     assert "is not a JSON object" in err
+
+
+async def test_texts_of_a_file_go_over_every_backend(
+    addresses: tuple[str, str], scheduler: FakeScheduler, tmp_path: Path
+) -> None:
+    """Requests that the model can't take are left out and counted; goodput counts those within the limits."""
+    entries = [{"prompt": "some words to be answered " * n, "output_tokens": 6 * n} for n in (1, 2, 1000)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, entries)))
+    dataset = Conversations(path=tmp_path / "texts.jsonl")
+    load = Load(num_requests=10, dataset=dataset, limits=RequestLimits(ttft=60.0, e2e=1e-6))
+    target, url = addresses
+    for backend in (GrpcBackend(target), OpenAIBackend(url, is_chat=False), OpenAIBackend(url, is_chat=True)):
+        report = await _report(backend, load)
+        assert sorted(trace.num_tokens for trace in report.traces) == [6, 12]
+        expected = {"dataset": "sharegpt", "num_too_long": 1, "good_share": 0.0, "output_len": 9}
+        assert expected.items() <= report.as_json().items()
+        # As the router counted them.
+        assert int(str(report.as_json()["prompt_len"])) > 5
+
+
+async def test_requests_are_sent_at_the_times_of_their_dataset(addresses: tuple[str, str]) -> None:
+    class Twice:
+        name, is_drawn = "two", False
+
+        def requests(self, count: int, seed: int, *, vocab_size: int, as_text: bool) -> list[BenchRequest]:
+            return [BenchRequest(prompt=[1, 2], prompt_len=2, output_len=3, at=at) for at in (0.0, 1.0)]
+
+    report = await _report(GrpcBackend(addresses[0]), Load(num_requests=2, dataset=Twice(), speed=5.0))
+    first, second = sorted(trace.began for trace in report.traces)
+    assert second - first >= 0.19

@@ -72,9 +72,26 @@ def test_a_person_gets_a_table(target: str) -> None:
     assert "itl_ms_p99" in result.stdout
 
 
+def test_rates_are_measured_in_turn_and_drawn(target: str, tmp_path: Path) -> None:
+    result = octavo(
+        "bench", "serve", "--target", target, "--num-requests=6", "--request-rate=50,100,inf", "--json",
+        "--dataset=prefixes", "--prefix-len=4", "--prompt-len=uniform:6:9", "--output-len=5", "--goodput=ttft:60000",
+        "--burstiness=0.5", "--plot", str(tmp_path / "rates.svg"),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    reports = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [report["request_rate"] for report in reports] == [50.0, 100.0, "inf"]
+    for report in reports:
+        assert {"dataset": "prefixes", "good_share": 1.0, "burstiness": 0.5, "output_len": 5}.items() <= report.items()
+    assert "goodput_requests_s" in (tmp_path / "rates.svg").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (("--dataset=sharegpt",), "--dataset sharegpt needs a file"),
+        (("--ramp-up=linear",), "--ramp-up goes with a --ramp-to"),
+        (("--burstiness=0",), "0 is not above 0"),
         (("--request-rate=0",), "0 is not above 0"),
         (("--prompt-len=60", "--output-len=60"), "exceed max_model_len=64"),
     ],

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from octavo.cli.main import main
+from tests.octavo.plan.test_recorded import load, record
 from tests.support.repository import ROOT
+from tests.support.scheduler.plan import settings
 
 LLAMA_8B = str(ROOT / "configs" / "models" / "llama-3.1-8b.json")
 GPU = ("--gpu", "H200", "--model", LLAMA_8B, "--num-requests", "20", "--output-len", "8")
@@ -232,3 +234,20 @@ def test_measured_steps_say_nothing_of_other_layouts(octavo, tmp_path: Path) -> 
     assert (code, "the measured engine has one rank" in err) == (2, True)
     code, _, err = octavo("--fit", fit, "--num-gpus", 2)
     assert (code, "--num-gpus=2 needs --gpu" in err) == (2, True)
+
+
+def test_a_trace_gives_requests_costs_and_settings(octavo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tmp_path / "a.trace", monkeypatch, load(rate=60.0), settings(max_num_seqs=4))
+    code, out, _ = octavo("--trace", tmp_path / "a.trace", "--max-num-seqs", "2,4,8", "--json")
+    assert code == 0
+    few, recorded, many = lines(out)
+    assert (few["max_num_seqs"], few["num_requests"]) == (2, 40)
+    # What is not given is what was recorded.
+    assert recorded["max_num_batched_tokens"] == 64
+    assert few["ttft_s_p99"] > recorded["ttft_s_p99"] > many["ttft_s_p99"]
+    code, out, _ = octavo("--trace", tmp_path / "a.trace", "--speculative-config", '{"method": "suffix"}', "--json")
+    assert code == 0
+    assert lines(out)[0]["speculation_ratio"] > 1
+    code, _, err = octavo("--trace", tmp_path / "a.trace", "--arrivals", tmp_path / "x.csv")
+    assert code == 2
+    assert "give one of them" in err

@@ -1,0 +1,1 @@
+"""`octavo bench`, a file for each kind of command."""

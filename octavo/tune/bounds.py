@@ -1,0 +1,81 @@
+"""What a setting must keep: limits of 99th percentiles, a rate of hits in the prefix cache, and no errors."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.plan.simulate import Run
+
+# Requests that are lost or refused are no throughput.
+_MOST_ERRORS = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """Limits in milliseconds; inf: none. min_hit_rate: share of the prompts' tokens that the prefix cache must have."""
+
+    ttft_ms: float = math.inf
+    itl_ms: float = math.inf
+    e2e_ms: float = math.inf
+    min_hit_rate: float = 0.0
+
+    def broken_by(self, measured: Mapping[str, Any]) -> list[str]:
+        """The bounds that a measurement (`as_measured`, `as_predicted`) breaks, as text for people."""
+        found = [
+            f"p99 of {name} {measured[key]:,.4g} ms is above {limit:,.4g}"
+            for name, key, limit in (
+                ("TTFT", "ttft_ms_p99", self.ttft_ms),
+                ("ITL", "itl_ms_p99", self.itl_ms),
+                ("e2e", "e2e_ms_p99", self.e2e_ms),
+            )
+            if measured[key] > limit
+        ]
+        if measured["num_errors"] > _MOST_ERRORS:
+            found.append(f"{measured['num_errors']} of {measured['num_requests']} requests failed")
+        if measured["prefix_hit_rate"] < self.min_hit_rate:
+            found.append(f"prefix hit rate {measured['prefix_hit_rate']:.0%} is below {self.min_hit_rate:.0%}")
+        return found
+
+    def as_json(self) -> dict[str, float]:
+        """The bounds that are set, by flag."""
+        values = {"max_ttft_ms": self.ttft_ms, "max_itl_ms": self.itl_ms, "max_e2e_ms": self.e2e_ms}
+        found = {name: value for name, value in values.items() if value < math.inf}
+        return found | ({"min_prefix_hit_rate": self.min_hit_rate} if self.min_hit_rate else {})
+
+
+def as_measured(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers that matter of a report of `octavo bench serve`."""
+    return {
+        "output_tok_s": report["output_tok_s"],
+        "requests_s": report["requests_s"],
+        **{f"ttft_ms_p{p}": _times(report[f"ttft_s_p{p}"], 1e3) for p in (50, 99)},
+        **{f"itl_ms_p{p}": _times(report[f"itl_ms_p{p}"], 1.0) for p in (50, 99)},
+        **{f"e2e_ms_p{p}": _times(report[f"e2e_s_p{p}"], 1e3) for p in (50, 99)},
+        "num_requests": report["num_requests"],
+        "num_errors": report["num_errors"],
+        "prefix_hit_rate": report["prefix_hit_rate"],
+        "duration_s": report["duration_s"],
+        "client_cpu": report["client_cpu"],
+    }
+
+
+def _times(value: float | None, factor: float) -> float:
+    """A time that nothing was measured for is 0: requests of one token have no time between tokens."""
+    return 0.0 if value is None else round(value * factor, 3)
+
+
+def as_predicted(run: Run) -> dict[str, Any]:
+    """The same numbers of a simulated run."""
+    queries = run.num_prefix_queries
+    return {
+        "output_tok_s": round(run.output_tokens_per_second, 2),
+        "requests_s": round(run.per_second(run.num_requests), 3),
+        **{f"ttft_ms_p{p}": round(run.percentile_ms(run.ttft, p), 3) for p in (50, 99)},
+        **{f"itl_ms_p{p}": round(run.percentile_ms(run.gaps, p), 3) for p in (50, 99)},
+        **{f"e2e_ms_p{p}": round(run.percentile_ms(run.e2e, p), 3) for p in (50, 99)},
+        "num_requests": run.num_requests + run.num_refused,
+        "num_errors": run.num_refused,
+        "prefix_hit_rate": round(run.num_prefix_hits / queries, 4) if queries else 0.0,
+        "duration_s": round(run.duration, 4),
+    }

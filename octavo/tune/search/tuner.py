@@ -1,0 +1,342 @@
+"""A tuning run, from the memory to the winner.
+
+1. The most memory with which the largest setting starts.
+2. A few probes: clusters that answer the load while their steps are recorded.
+3. Every setting is predicted: the scheduler's core plans the load under it, with the costs of the recorded steps.
+4. Successive halving: those that can still win are measured on clusters of their own, with a part of the load first.
+   The request rate starts at infinity and comes down until the bounds hold.
+5. The finalists are measured in turns, the first one last in the next round, so that a machine's slow minutes meet all.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from configs.options import Options
+from octavo.plan.errors import PlanError
+from octavo.plan.recorded import read_recording
+from octavo.tune.bounds import Bounds
+from octavo.tune.errors import TuningError
+from octavo.tune.progress import Watcher
+from octavo.tune.search.predictions import Predictor, Probe
+from octavo.tune.search.results import Found, Row, Status
+from octavo.tune.space import OFF, Candidate
+from octavo.tune.trials.clusters import Clusters, TrialFailed
+from octavo.tune.trials.journal import Journal
+from octavo.tune.trials.memory import highest_that_works
+from octavo.tune.trials.trials import Trials
+from octavo.tune.workload import TuneWorkload
+
+_NUM_FINALISTS = 2
+_NUM_PROBES = 2
+_LEAST_SHARE = 0.5
+# How often, and by which factor, finalists are slowed down if none keeps the bounds again.
+_LOWER_RATES, _LOWER = 3, 0.8
+# A search with a part of the load needs no exact rate.
+_RUNS, _FINAL_RUNS = 4, 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How much is measured. margin: settings predicted to be worse than the best by more than this share are skipped.
+    max_measured: most settings that are measured. rounds: measurements of each finalist. is_exhaustive: every setting
+    is measured with the whole load, and none is predicted."""
+
+    margin: float = 0.15
+    max_measured: int = 4
+    rounds: int = 3
+    is_exhaustive: bool = False
+
+
+class OptionsOf(Protocol):
+    def __call__(self, candidate: Candidate, memory: dict[str, float]) -> Options:
+        """Raises ConfigError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRange:
+    """The option, its values to try from the highest, and why there is none above."""
+
+    option: str
+    values: Sequence[float]
+    why: str
+
+
+class Tuner:
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        workload: TuneWorkload,
+        bounds: Bounds,
+        effort: Effort,
+        *,
+        clusters: Clusters,
+        options_of: OptionsOf,
+        journal: Journal,
+        traces: Path,
+        watcher: Watcher,
+    ) -> None:
+        """traces: a folder for the probes' recordings."""
+        self._workload, self._bounds, self._effort = workload, bounds, effort
+        self._clusters, self._options_of, self._traces = clusters, options_of, traces
+        self._watch = watcher
+        self._trials = Trials(clusters, journal, workload, bounds)
+        self._rows = [Row(candidate=candidate) for candidate in candidates]
+        self._notes: list[str] = []
+        self._predictors: dict[tuple, Predictor] = {}
+
+    def run(self, memory: MemoryRange | None) -> Found:
+        """memory: None if it is given with the options. Raises TuningError if no setting works at all."""
+        if memory is not None:
+            self._find_memory(memory)
+        rows = self._valid()
+        if self._effort.is_exhaustive:
+            chosen = rows
+            self._watch.expect(len(chosen))
+            for row in chosen:
+                self._measure(row, "whole", share=1.0, max_runs=_FINAL_RUNS)
+        else:
+            self._predict(rows)
+            chosen = self._halve(self._choose(rows))
+        best = self._final(chosen)
+        while best is None and chosen and all(row.status is Status.FAILED for row in chosen):
+            # Those that were to win do not work: the next ones.
+            chosen = self._halve(self._choose(rows))
+            best = self._final(chosen)
+        if best is None and all(row.status is Status.FAILED for row in self._rows):
+            raise TuningError(f"no setting works; the first: {self._rows[0].reason}")
+        return Found(rows=self._rows, best=best, memory=self._trials.memory, notes=self._notes)
+
+    def _valid(self) -> list[Row]:
+        """The rows whose options go together."""
+        found = []
+        for row in self._rows:
+            try:
+                self._options_of(row.candidate, self._trials.memory)
+                found.append(row)
+            except ValueError as error:
+                row.status, row.reason = Status.FAILED, str(error)
+        return found
+
+    def _find_memory(self, memory: MemoryRange) -> None:
+        largest = max(self._rows, key=lambda row: [v for _, v in row.candidate.values if isinstance(v, int)]).candidate
+
+        def works(value: float) -> str:
+            self._watch.begin(f"{memory.option} {value:g} with {largest.label}")
+            return self._trials.starts(largest, {memory.option: value})
+
+        value, reasons = highest_that_works(memory.values, works)
+        self._trials.memory = {memory.option: value}
+        for tried, reason in reasons.items():
+            self._say(f"{memory.option}={tried:g} does not work: {reason}")
+        if not reasons:
+            self._say(f"{memory.option}={value:g}: {memory.why}")
+
+    # --- Predictions
+
+    def _predict(self, rows: Sequence[Row]) -> None:
+        engines: dict[tuple, list[Row]] = {}
+        for row in rows:
+            engines.setdefault(row.candidate.engine, []).append(row)
+        for number, of_engine in enumerate(engines.values()):
+            self._watch.expect(2 * (len(engines) - number) + self._effort.max_measured + 2 * self._effort.rounds)
+            self._predict_engine(of_engine, number)
+
+    def _predict_engine(self, rows: Sequence[Row], number: int) -> None:
+        probes: list[Probe] = []
+        # By the fewest probes: the largest setting and one with the smallest budget have steps of all sizes between.
+        left = _probed([row.candidate for row in rows])
+        while left and len(probes) < _NUM_PROBES:
+            probed = left.pop(0) if not probes else min(left, key=lambda each: (_size(each)[0], -_size(each)[1]))
+            left = [each for each in left if each != probed]
+            trace = self._traces / f"probe{number}_{len(probes)}.trace"
+            self._watch.begin(f"probe {probed.label}")
+            try:
+                measured = self._trials.record(probed, trace)
+                recording = read_recording(self._clusters.traces(trace))
+            except (TrialFailed, PlanError) as error:
+                self._say(f"the probe {probed.label} fails: {error}")
+                for row in rows:
+                    if row.candidate == probed:
+                        row.status, row.reason = Status.FAILED, str(error)
+                continue
+            options = self._options_of(probed, self._trials.memory)
+            probes.append(Probe(options=options, recording=recording, measured=measured))
+            left = [each for each in left if _size(each)[0] < _size(probed)[0]]
+        if not probes:
+            self._say("no probe works, so nothing is predicted")
+            return
+        try:
+            predictor = Predictor(probes, self._workload, self._bounds)
+        except PlanError as error:
+            self._say(f"nothing is predicted: {error}")
+            return
+        fitted = predictor.cost.engine
+        self._say(
+            f"costs fitted to {fitted.num_samples} samples of steps (median error {fitted.median_error:.1%}); clients "
+            f"wait {predictor.cost.factor:.2f} times as long"
+        )
+        for row in rows:
+            self._predictors[row.candidate.engine] = predictor
+            row.prediction = predictor.predict(self._options_of(row.candidate, self._trials.memory))
+
+    def _choose(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows that can still win: those predicted near the best, and those that can't be predicted."""
+        rows = [row for row in rows if row.status is not Status.FAILED]
+        best = max((row.prediction.value for row in rows if row.prediction), default=0.0)
+        near = []
+        for row in rows:
+            if row.prediction is None:
+                near.append(row)
+            elif row.prediction.rate is None and best:
+                row.reason = f"predicted to break the bounds at every rate: {row.prediction.reason}"
+            elif row.prediction.value < (1 - self._effort.margin) * best:
+                behind = 1 - row.prediction.value / best
+                row.reason = f"predicted {row.prediction.value:,.4g} output tokens/s, {behind:.0%} below the best"
+            else:
+                near.append(row)
+        # Among those predicted alike, the one whose requests take the least time.
+        near.sort(key=lambda row: _order(row, best))
+        for row in near[self._effort.max_measured :]:
+            row.reason = (
+                f"predicted within {self._effort.margin:.0%} of the best, as {self._effort.max_measured} others that "
+                "answer sooner or faster"
+            )
+        return near[: self._effort.max_measured]
+
+    # --- Measurements
+
+    def _halve(self, rows: list[Row]) -> list[Row]:
+        """Measures with a part of the load, and keeps the better half, until the finalists are left."""
+        stage = 0
+        while len(rows) > _NUM_FINALISTS:
+            stage += 1
+            left = len(rows)
+            for row in rows:
+                self._watch.expect(left + self._effort.rounds * _NUM_FINALISTS)
+                self._measure(row, f"round {stage}", share=_LEAST_SHARE, max_runs=_RUNS)
+                left -= 1
+            alive = sorted((row for row in rows if row.status is Status.MEASURED), key=lambda row: -row.value)
+            kept = max(_NUM_FINALISTS, len(rows) // 2)
+            for row in alive[kept:]:
+                row.reason = row.reason or f"{1 - row.value / alive[0].value:.0%} below the best in round {stage}"
+            if len(alive) <= _NUM_FINALISTS:
+                return alive
+            rows = alive[:kept]
+        return rows
+
+    def _measure(self, row: Row, stage: str, *, share: float, max_runs: int) -> None:
+        self._watch.begin(f"{stage}: {row.candidate.label}")
+        hint = row.rate or (row.prediction.rate if row.prediction else None)
+        try:
+            row.rate, row.measured = self._trials.search(
+                row.candidate, stage, share=share, hint=hint, max_runs=max_runs
+            )
+        except TrialFailed as error:
+            row.status, row.reason = Status.FAILED, str(error)
+            self._say(f"{row.candidate.label} fails: {error}")
+            return
+        row.status, row.reason, row.share = Status.MEASURED, "", share
+        self._expect(row)
+        if row.rate is None:
+            row.reason = "; ".join(self._bounds.broken_by(row.measured))
+        at = "no rate keeps the bounds" if row.rate is None else f"rate {row.rate:g}"
+        self._say(f"{row.candidate.label}: {row.value:,.4g} output tokens/s ({at})")
+
+    def _expect(self, row: Row) -> None:
+        """Predicts what was measured, at the rate and with the load of the measurement."""
+        predictor = self._predictors.get(row.candidate.engine)
+        if predictor is None or row.rate is None or row.prediction is None:
+            row.expected = {}
+            return
+        options = self._options_of(row.candidate, self._trials.memory)
+        row.expected = predictor.at(options, row.rate, row.share)
+
+    def _final(self, rows: Sequence[Row]) -> Row | None:
+        """Measures the best two in turns with the whole load; returns the better one."""
+        if not self._effort.is_exhaustive:
+            for number, row in enumerate(rows):
+                self._watch.expect(len(rows) - number + (self._effort.rounds - 1) * len(rows))
+                self._measure(row, "final", share=1.0, max_runs=_FINAL_RUNS)
+        finalists = sorted((row for row in rows if row.rate is not None), key=lambda row: -row.value)[:_NUM_FINALISTS]
+        for row in finalists:
+            row.status, row.repeats = Status.FINALIST, [row.measured]
+        turns = [
+            (number, row)
+            for number in range(1, self._effort.rounds)
+            for row in (finalists if number % 2 == 0 else reversed(finalists))
+        ]
+        for done, (number, row) in enumerate(turns):
+            self._watch.expect(len(turns) - done)
+            self._watch.begin(f"final, turn {number + 1}: {row.candidate.label}")
+            assert row.rate is not None
+            try:
+                row.repeats.append(self._trials.again(row.candidate, f"final {number}", row.rate))
+            except TrialFailed as error:
+                row.status, row.reason = Status.FAILED, f"in the final, turn {number + 1}: {error}"
+        lasting = [row for row in finalists if row.status is Status.FINALIST and self._keeps_bounds(row)]
+        for lower in range(1, _LOWER_RATES + 1):
+            if not lasting:
+                lasting = [row for row in finalists if row.status is Status.FINALIST and self._slower(row, lower)]
+        if not lasting:
+            return None
+        best = max(lasting, key=lambda row: row.value)
+        best.status = Status.BEST
+        for row in rows:
+            if row.status in (Status.FINALIST, Status.MEASURED) and not row.reason:
+                row.reason = f"{1 - row.value / best.value:.1%} below the best in the final"
+        return best
+
+    def _slower(self, row: Row, number: int) -> bool:
+        """Measures a finalist at a lower rate, if its own one kept the bounds by luck. Returns True if that holds."""
+        assert row.rate is not None
+        rate = row.rate if math.isfinite(row.rate) else row.measured["requests_s"]
+        rate = float(f"{_LOWER * rate:.4g}")
+        self._watch.begin(f"final, slower: {row.candidate.label}")
+        try:
+            measured = self._trials.again(row.candidate, f"slower {number}", rate)
+        except TrialFailed as error:
+            row.status, row.reason = Status.FAILED, f"in the final, slower: {error}"
+            return False
+        row.rate, row.measured, row.repeats, row.reason = rate, measured, [measured], ""
+        self._expect(row)
+        return self._keeps_bounds(row)
+
+    def _keeps_bounds(self, row: Row) -> bool:
+        broken = [reasons for each in row.repeats if (reasons := self._bounds.broken_by(each))]
+        if 2 * len(broken) >= len(row.repeats) and broken:
+            row.reason = f"in {len(broken)} of {len(row.repeats)} measurements: {'; '.join(broken[0])}"
+            return False
+        return True
+
+    def _say(self, text: str) -> None:
+        self._notes.append(text)
+        self._watch.say(text)
+
+
+def _probed(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Settings to probe, the largest first. The steps of one with drafts tell little: it is probed without."""
+    plain = [
+        each if dict(each.values).get("speculative_config", OFF) == OFF else _without_drafts(each)
+        for each in candidates
+    ]
+    return sorted(dict.fromkeys(plain), key=_size, reverse=True)
+
+
+def _without_drafts(candidate: Candidate) -> Candidate:
+    return Candidate(tuple((name, OFF if name == "speculative_config" else value) for name, value in candidate.values))
+
+
+def _size(candidate: Candidate) -> tuple[Any, Any]:
+    values = dict(candidate.values)
+    return values.get("max_num_batched_tokens", 0), values.get("max_num_seqs", 0)
+
+
+def _order(row: Row, best: float) -> tuple[bool, float, float]:
+    if row.prediction is None or not best:
+        return False, 0.0, 0.0
+    # Steps of 3%: finer ones are no better than noise.
+    return True, -round(row.prediction.value / best / 0.03), row.prediction.numbers.get("e2e_ms_p50", 0.0)

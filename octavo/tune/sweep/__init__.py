@@ -1,0 +1,1 @@
+"""`octavo bench sweep`: a table of settings and rates."""

@@ -1,0 +1,1 @@
+"""Measurements on real clusters, kept in a file."""

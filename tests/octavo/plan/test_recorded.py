@@ -1,0 +1,116 @@
+"""What-if: a recorded trace gives back its requests, the times of its steps, and predictions under other settings."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from octavo.plan import simulate as simulating
+from octavo.plan.costs.fitted import fit
+from octavo.plan.errors import PlanError
+from octavo.plan.recorded import read_recording
+from octavo.plan.simulate import Run, simulate
+from octavo.plan.workload import Workload, parse_lengths, synthesize
+from scheduler.core.messages import CoreSettings, Speculation
+from scheduler.recording.file import RecordingWriter
+from tests.support.scheduler.plan import LinearCost, settings
+from tests.support.scheduler.recordings import recorded
+
+COST = LinearCost(step=0.004, token=0.0005)
+
+
+def load(num_requests: int = 40, rate: float = 8.0) -> Workload:
+    return synthesize(
+        num_requests=num_requests,
+        rate=rate,
+        concurrency=0,
+        prompt_len=parse_lengths("uniform:4:60", "prompt_len"),
+        output_len=parse_lengths("uniform:2:30", "output_len"),
+        max_model_len=512,
+        shared_prefix=0.5,
+        num_prefixes=3,
+    )
+
+
+def record(path: Path, monkeypatch: pytest.MonkeyPatch, workload: Workload, core: CoreSettings) -> Run:
+    """Simulates a workload with a core that is recorded, as a scheduler's."""
+    writer = RecordingWriter(path, 1 << 24, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(simulating, "Core", recorded(writer))
+        run = simulate(core, COST, workload)
+    writer.close()
+    return run
+
+
+def test_a_trace_gives_back_requests_costs_and_the_run_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workload, core = load(), settings(max_num_seqs=4)
+    run = record(tmp_path / "a.trace", monkeypatch, workload, core)
+    recording = read_recording([tmp_path / "a.trace"])
+    again = recording.workload()
+    assert (len(again), recording.num_left_out, recording.num_replicas) == (40, 0, 1)
+    np.testing.assert_allclose(again.arrivals, workload.arrivals - workload.arrivals[0], atol=1e-6)
+    assert again.output_lens.tolist() == workload.output_lens.tolist()
+    assert [again.prompt(i) for i in range(40)] == [workload.prompt(i) for i in range(40)]
+    cost = fit(recording.measurements().samples)
+    predicted = simulate(core, cost, again)
+    # The steps are linear in what is fitted, so that nothing is lost.
+    assert cost.median_error < 1e-3
+    assert predicted.num_steps == run.num_steps
+    assert predicted.duration == pytest.approx(run.duration, rel=1e-3)
+    assert predicted.percentile_ms(predicted.ttft) == pytest.approx(run.percentile_ms(run.ttft), rel=1e-2)
+
+
+@pytest.mark.parametrize("changes", [{"max_num_seqs": 2}, {"max_num_batched_tokens": 16}, {"num_blocks": 70}], ids=str)
+def test_other_settings_are_predicted_as_they_would_have_been(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, int]
+) -> None:
+    record(tmp_path / "a.trace", monkeypatch, load(), settings(max_num_seqs=4))
+    recording = read_recording([tmp_path / "a.trace"])
+    other = settings(**({"max_num_seqs": 4} | changes))
+    predicted = simulate(other, fit(recording.measurements().samples), recording.workload())
+    actual = simulate(other, COST, load())
+    for values in ("ttft", "gaps", "e2e"):
+        expected = actual.percentile_ms(getattr(actual, values))
+        assert predicted.percentile_ms(getattr(predicted, values)) == pytest.approx(expected, rel=0.02), values
+
+
+def test_outputs_are_said_again_so_that_later_prompts_find_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second turn of a chat has the first one's output in its prompt."""
+    output = list(range(100, 140))
+    first = [*range(1, 17)]
+    workload = Workload(
+        arrivals=np.array([0.0, 100.0]), prompt_lens=np.array([16, 60]), output_lens=np.array([40, 2]),
+        prefix_ids=np.array([-1, -1]), prefix_lens=np.array([0, 0]),
+        prompts=[first, [*first, *output, 5, 6, 7, 8]], outputs=[output, [1, 2]],
+    )  # fmt: skip
+    run = record(tmp_path / "a.trace", monkeypatch, workload, settings())
+    # All full blocks of 8: the first prompt, and the output but for its last token, whose KV is never computed.
+    assert run.num_prefix_hits == 48
+    recording = read_recording([tmp_path / "a.trace"])
+    assert [each.output for each in recording.requests] == [output, [1, 2]]
+    again = simulate(settings(), COST, recording.workload())
+    assert again.num_prefix_hits == run.num_prefix_hits
+
+
+def test_drafts_are_right_or_wrong_by_the_recorded_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repeated = [7, 8, 9, 10] * 12
+    workload = Workload(
+        arrivals=np.zeros(1), prompt_lens=np.array([8]), output_lens=np.array([len(repeated)]),
+        prefix_ids=np.array([-1]), prefix_lens=np.array([0]),
+        prompts=[[7, 8, 9, 10, 7, 8, 9, 10]], outputs=[repeated],
+    )  # fmt: skip
+    record(tmp_path / "a.trace", monkeypatch, workload, settings())
+    again = read_recording([tmp_path / "a.trace"]).workload()
+    speculating = settings(speculation=Speculation(drafters=("suffix",)))
+    run = simulate(speculating, COST, again)
+    assert run.num_output_tokens == len(repeated)
+    assert 0 < run.num_accepted_tokens <= run.num_draft_tokens
+    assert run.num_steps < len(repeated) / 2
+
+
+def test_a_file_that_is_no_trace_is_named(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("nothing\n")
+    with pytest.raises(PlanError, match=r"--trace: .*x is not a trace"):
+        read_recording([tmp_path / "x"])

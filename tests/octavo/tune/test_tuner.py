@@ -1,0 +1,258 @@
+"""The tuner on clusters of a virtual clock, against the whole grid measured exhaustively."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.load import load_options
+from configs.options import Options
+from octavo.bench.datasets.chosen import DatasetKind, DatasetQuery, choose
+from octavo.doctor.machine import Machine
+from octavo.doctor.subjects import memory as memory_subject
+from octavo.doctor.subjects.memory import HostMemory
+from octavo.tune.bounds import Bounds
+from octavo.tune.errors import TuningError
+from octavo.tune.rates import highest_rate
+from octavo.tune.search.results import Found, Status
+from octavo.tune.search.tuner import Effort, MemoryRange, Tuner
+from octavo.tune.space import Candidate, grid
+from octavo.tune.trials.clusters import LocalClusters
+from octavo.tune.trials.journal import Journal
+from octavo.tune.trials.memory import highest_that_works, memory_values
+from octavo.tune.workload import TuneWorkload
+from tests.support.models.tiny_model import make_tiny_model
+from tests.support.scheduler.plan import LinearCost
+from tests.support.scheduler.simulated_clusters import SimulatedClusters
+
+AXES = {"max_num_seqs": (2, 8, 64), "max_num_batched_tokens": (32, 64, 256)}
+LOADS: dict[str, dict[str, Any]] = {
+    "short prompts": {"prompt_len": "uniform:8:60", "output_len": "uniform:10:24"},
+    "long prompts": {"prompt_len": "uniform:100:200", "output_len": "uniform:5:12"},
+    "a shared prefix": {
+        "kind": DatasetKind.PREFIXES, "prefix_len": 160, "num_prefixes": 2, "prompt_len": "200", "output_len": "12",
+    },
+}  # fmt: skip
+BOUNDS = Bounds(itl_ms=60.0, ttft_ms=3000.0)
+
+
+class Silent:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def expect(self, num_trials: int) -> None:
+        assert num_trials >= 0
+
+    def begin(self, text: str) -> None: ...
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def cost_of(options: Options) -> LinearCost:
+    return LinearCost(step=0.006, token=0.0003)
+
+
+def workload_of(num_requests: int = 16, **query: Any) -> TuneWorkload:
+    return TuneWorkload(
+        dataset=choose(DatasetQuery(**query)), num_requests=num_requests, vocab_size=10_000, max_model_len=512
+    )
+
+
+def tune(
+    directory: Path,
+    clusters: SimulatedClusters,
+    workload: TuneWorkload,
+    *,
+    bounds: Bounds = BOUNDS,
+    effort: Effort | None = None,
+    memory: MemoryRange | None = None,
+    axes: Mapping[str, tuple[Any, ...]] = AXES,
+) -> Found:
+    journal = Journal(directory / "state.jsonl", {"axes": {name: [*values] for name, values in axes.items()}})
+    tuner = Tuner(
+        grid(axes), workload, bounds, effort or Effort(),
+        clusters=clusters, options_of=clusters.options, journal=journal, traces=directory / "traces", watcher=Silent(),
+    )  # fmt: skip
+    try:
+        return tuner.run(memory)
+    finally:
+        journal.close()
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_the_winner_is_as_good_as_that_of_the_whole_grid(tmp_path: Path, name: str) -> None:
+    workload = workload_of(**LOADS[name])
+    clusters, everything = SimulatedClusters(cost_of), SimulatedClusters(cost_of)
+    found = tune(tmp_path / "tuned", clusters, workload)
+    exhaustive = tune(tmp_path / "all", everything, workload, effort=Effort(is_exhaustive=True))
+    assert found.best is not None
+    assert exhaustive.best is not None
+    # By its measurement in the whole grid, so that a lucky one counts nothing; the noise is 1%.
+    truth = {row.candidate: row.value for row in exhaustive.rows}
+    assert truth[found.best.candidate] >= 0.95 * exhaustive.best.value
+    assert clusters.num_starts <= 1.1 * everything.num_starts
+    assert not [each for each in found.best.repeats if BOUNDS.broken_by(each)]
+    # Every setting says why it did not win.
+    for each in (found, exhaustive):
+        assert all(row.reason for row in each.rows if row is not each.best)
+    assert {row.status for row in found.rows} >= {Status.BEST, Status.SKIPPED}
+    accuracy = found.accuracy()
+    # What was measured at that rate, but for 1% of noise.
+    assert max(accuracy["median_error"].values()) < 0.05
+    assert accuracy["num_settings"] >= 1
+    assert accuracy["pairs_in_order"] == accuracy["pairs_that_differ"]
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    workload = workload_of(**LOADS["short prompts"])
+    whole = SimulatedClusters(cost_of, noise=0.0)
+    expected = tune(tmp_path / "whole", whole, workload)
+    for at in (1, 4, whole.num_measurements - 1):
+        directory = tmp_path / f"at {at}"
+        first = SimulatedClusters(cost_of, noise=0.0)
+        first.interrupt_at = at
+        with pytest.raises(KeyboardInterrupt):
+            tune(directory, first, workload)
+        # A crash in the middle of a line.
+        with (directory / "state.jsonl").open("a") as file:
+            file.write('{"key": "half')
+        second = SimulatedClusters(cost_of, noise=0.0)
+        found = tune(directory, second, workload)
+        assert found.best is not None
+        assert expected.best is not None
+        assert found.best.as_json().items() >= {**dict(expected.best.candidate.values), "reason": ""}.items()
+        # Nothing is measured twice, but for the interrupted measurement and the warm-up of its cluster.
+        assert first.num_measurements + second.num_measurements <= whole.num_measurements + 2
+    third = SimulatedClusters(cost_of)
+    tune(directory, third, workload)
+    assert third.num_starts == 0
+
+
+def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
+    Journal(tmp_path / "state.jsonl", {"seed": 1}).close()
+    with pytest.raises(TuningError, match=r"was begun with seed=1 \(now 2\)"):
+        Journal(tmp_path / "state.jsonl", {"seed": 2})
+
+
+def test_settings_that_fail_are_rows_with_their_reasons(tmp_path: Path) -> None:
+    def refuse(candidate: Candidate, memory: Mapping[str, float]) -> str:
+        return "out of memory" if candidate.value("max_num_seqs") == 64 else ""
+
+    found = tune(tmp_path, SimulatedClusters(cost_of, refuse=refuse), workload_of(**LOADS["short prompts"]))
+    failed = [row for row in found.rows if row.status is Status.FAILED]
+    assert failed
+    assert {row.reason for row in failed} == {"out of memory"}
+    assert found.best is not None
+    assert found.best.candidate.value("max_num_seqs") < 64
+    assert any("the probe seqs 64, tokens 256 fails: out of memory" in note for note in found.notes)
+    with pytest.raises(TuningError, match="no setting works; the first: broken"):
+        tune(tmp_path / "none", SimulatedClusters(cost_of, refuse=lambda *_: "broken"), workload_of())
+
+
+def test_the_most_memory_that_works_is_taken(tmp_path: Path) -> None:
+    def refuse(candidate: Candidate, memory: Mapping[str, float]) -> str:
+        return "killed" if memory["gpu_memory_utilization"] > 0.93 else ""
+
+    memory = MemoryRange(option="gpu_memory_utilization", values=(0.98, 0.96, 0.94, 0.92, 0.9), why="")
+    found = tune(
+        tmp_path, SimulatedClusters(cost_of, refuse=refuse), workload_of(**LOADS["short prompts"]), memory=memory,
+        axes={"max_num_seqs": (8, 16)},
+    )  # fmt: skip
+    assert found.memory == {"gpu_memory_utilization": 0.92}
+    assert [note for note in found.notes if "does not work: killed" in note]
+    assert found.best is not None
+
+
+def test_options_that_change_a_step_have_probes_of_their_own(tmp_path: Path) -> None:
+    """Two threads make steps faster, which no prediction from one thread's probe could tell."""
+
+    def cost(options: Options) -> LinearCost:
+        return LinearCost(step=0.006, token=0.0003 * (1 if options.worker_threads == 2 else 1.8))
+
+    axes = {"max_num_seqs": (8, 32), "worker_threads": (1, 2)}
+    found = tune(tmp_path, SimulatedClusters(cost), workload_of(**LOADS["short prompts"]), axes=axes)
+    assert found.best is not None
+    assert found.best.candidate.value("worker_threads") == 2
+    assert all(row.reason for row in found.rows if row.candidate.value("worker_threads") == 1)
+
+
+def test_drafts_are_predicted_from_the_outputs_of_a_probe(tmp_path: Path) -> None:
+    """A simulated worker says token 0 again and again, which every suffix drafter foresees."""
+    axes = {"max_num_seqs": (4, 8), "speculative_config": ("off", "suffix")}
+    found = tune(
+        tmp_path, SimulatedClusters(cost_of), workload_of(**LOADS["short prompts"]), bounds=Bounds(), axes=axes
+    )
+    predicted = {row.candidate.options.get("speculative_config", "off"): row.prediction for row in found.rows}
+    off, suffix = predicted["off"], predicted['{"method": "suffix"}']
+    assert off is not None
+    assert suffix is not None
+    assert suffix.value > 1.2 * off.value
+
+
+@pytest.mark.parametrize("capacity", [0.5, 3.0, 7.7])
+def test_the_rate_comes_down_from_infinity_until_the_bounds_hold(capacity: float) -> None:
+    asked: list[float] = []
+
+    def measure(rate: float) -> dict[str, Any]:
+        asked.append(rate)
+        numbers = {"ttft_ms_p99": 100.0 if rate <= capacity else 9000.0, "itl_ms_p99": 1.0, "e2e_ms_p99": 1.0}
+        return {**numbers, "num_errors": 0, "num_requests": 9, "prefix_hit_rate": 0.0, "requests_s": 8.0}
+
+    found = highest_rate(measure, Bounds(ttft_ms=500.0), max_runs=12)
+    assert asked[0] == math.inf
+    assert found is not None
+    assert 0.85 * capacity <= found[0] <= capacity
+    assert highest_rate(measure, Bounds(ttft_ms=50.0)) is None
+    assert highest_rate(measure, Bounds()) == (math.inf, measure(math.inf))
+    # With a good guess, fewer measurements.
+    asked.clear()
+    highest_rate(measure, Bounds(ttft_ms=500.0), hint=0.97 * capacity, max_runs=12)
+    assert len(asked) <= 6
+
+
+def test_requests_that_the_model_cannot_take_are_left_out(tmp_path: Path) -> None:
+    workload = workload_of(prompt_len="uniform:400:600", output_len="8")
+    assert 0 < len(workload.requests(math.inf)) < 16
+    assert workload.longest <= 512
+    with pytest.raises(TuningError, match="longer than max_model_len=512"):
+        workload_of(prompt_len="600").requests(math.inf)
+
+
+def test_clusters_that_need_keys_are_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(TuningError, match=r"api_keys_file='keys\.yaml': clusters that are measured here"):
+        LocalClusters(None, {"api_keys_file": "keys.yaml"}, tmp_path)
+
+
+def test_memory_on_a_cpu_is_what_is_free_or_what_the_requests_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = load_options(None, {"model": str(make_tiny_model(tmp_path / "tiny")), "load_format": "dummy"}, {})
+    machine = Machine(options=options)
+    free = HostMemory(available=64 * 2**30, limit="a test's")
+    monkeypatch.setattr(memory_subject, "host_memory", lambda: free)
+    option, needed, why = memory_values(machine, max_num_seqs=64, longest=200)
+    assert (option, why) == ("kv_cache_memory", "the requests need no more")
+    # Two layers of keys and values, two heads of 8 numbers of 2 or 4 bytes, 64 rows of 13 blocks, twice.
+    assert 64 * 200 * 2 * 2 * 16 * 2 / 2**30 <= needed[0] <= 0.05
+    assert list(needed) == sorted(needed, reverse=True)
+    free = HostMemory(available=2 * 2**30, limit="a test's")
+    _, fitting, why = memory_values(machine, max_num_seqs=65_536, longest=256)
+    assert why == "no more memory is free"
+    assert 1.0 < fitting[0] < 1.8
+    with pytest.raises(TuningError, match="starts with none of 2, 1: too much"):
+        highest_that_works([2.0, 1.0], lambda value: "too much")
+
+
+def test_finalists_that_kept_the_bounds_by_luck_are_slowed_down(tmp_path: Path) -> None:
+    """One setting: a cluster is started for the probe, the search, and two turns of the final, which are slow."""
+    clusters = SimulatedClusters(lambda options: LinearCost(step=0.02 if clusters.num_starts in (3, 4) else 0.006))
+    axes = {"max_num_seqs": (8,), "max_num_batched_tokens": (64,)}
+    found = tune(tmp_path, clusters, workload_of(**LOADS["short prompts"]), bounds=Bounds(itl_ms=10.0), axes=axes)
+    assert found.best is not None
+    assert found.best.rate is not None
+    assert found.best.rate < math.inf
+    assert clusters.num_starts == 5
+    assert (found.best.reason, len(found.best.repeats)) == ("", 1)
