@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from protos import inference_pb2, scheduler_pb2
-from runtime.telemetry.tracing import trace_id_of
+from runtime.telemetry.traceparent import trace_id_of
 from scheduler.core.core import Core
 from scheduler.core.messages import (
     CoreLoad,
