@@ -4,7 +4,7 @@ No I/O and no clock. `Requests` belongs to the step loop's thread.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from protos import inference_pb2, scheduler_pb2
 from runtime.telemetry.traceparent import trace_id_of
 from scheduler.core.core import Core
 from scheduler.core.messages import (
+    CacheEvent,
     CoreLoad,
     FinishReason,
     RejectReason,
@@ -57,12 +58,14 @@ SessionCommand = (
 class Requests:
     """The Sessions of all routers and the core that they share."""
 
-    def __init__(self, items: ItemStore | None = None) -> None:
-        """items: None if no items are taken."""
+    def __init__(
+        self, items: ItemStore | None = None, publish: Callable[[Sequence[CacheEvent]], None] | None = None
+    ) -> None:
+        """items: None if no items are taken. publish: called with all changes of the prefix cache."""
         self.items = ItemStore(ItemMemory(0)) if items is None else items
         self._sessions = Sessions()
         self._ended: list[LiveGroup] = []
-        self._cache_watchers = CacheWatchers()
+        self._cache_watchers = CacheWatchers(publish)
         self._welcome: scheduler_pb2.Welcome | None = None
         # The load sent last, without last_group and what steps add to, whose growth alone is no reason to send.
         self._told: tuple[CoreLoad, bool, bool] | None = None

@@ -27,6 +27,7 @@ from runtime.telemetry.lag import Watched
 from runtime.telemetry.tracing import Tracing
 from runtime.wire import PROTOCOL_VERSION
 from scheduler.core.core import Core
+from scheduler.kv_events.publisher import KvEventPublisher
 from scheduler.ranks.epochs import EpochBegun, EpochEnded, Event, Fatal, ItemAnswered, StepReturned
 from scheduler.recording.recorded_core import RecordedCore
 from scheduler.sessions import commands
@@ -80,7 +81,11 @@ class StepLoop(threading.Thread):
         self.progress = LoopProgress("step_loop", options.hang_timeout)
         # Shared with the gRPC thread.
         self.item_memory = ItemMemory(int(options.item_memory * 2**30))
-        self._requests = Requests(ItemStore(self.item_memory))
+        # None unless outside routers are told of the prefix cache.
+        self._kv_events = KvEventPublisher.of(options, replica)
+        self._requests = Requests(
+            ItemStore(self.item_memory), None if self._kv_events is None else self._kv_events.publish
+        )
         # None until the workers of the first epoch report their blocks and limits.
         self._core: Core | None = None
         self._num_lost_with_workers = 0
@@ -137,6 +142,9 @@ class StepLoop(threading.Thread):
         self._front.ended(self._cause)
 
     def _open(self, stack: ExitStack) -> None:
+        if self._kv_events is not None:
+            self._kv_events.start_bound()
+            stack.callback(self._kv_events.stop)
         self._connections: Connections = open_connections(
             stack,
             self._options,
