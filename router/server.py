@@ -226,7 +226,7 @@ class RouterServer:
         add_InferenceServicer_to_server(InferenceService(self.intake, self.attachments), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         add_AdminServicer_to_server(admin.AdminService(self.operator, self.observer), server)
-        foreign = add_services(options.compat, server, self.intake, self._replicas)
+        foreign = add_services(options.compat, server, self.intake, self._replicas, options)
         self._ready_names = (SERVICE, *foreign)
         add_reflection(server, *self._ready_names, admin.SERVICE)
         await self._set_readiness(_NOT_SERVING)

@@ -27,18 +27,19 @@ from runtime.telemetry.lag import Watched
 from runtime.telemetry.tracing import Tracing
 from runtime.wire import PROTOCOL_VERSION
 from scheduler.core.core import Core
-from scheduler.kv_events.publisher import KvEventPublisher
 from scheduler.ranks.epochs import EpochBegun, EpochEnded, Event, Fatal, ItemAnswered, StepReturned
 from scheduler.recording.recorded_core import RecordedCore
 from scheduler.sessions import commands
 from scheduler.sessions.commands import StepLoopListener
 from scheduler.sessions.items import ItemMemory, ItemStore
+from scheduler.sessions.kv_events.publisher import KvEventPublisher
 from scheduler.sessions.observation import Observation
 from scheduler.sessions.requests import Requests
 from scheduler.settings import core_settings
 from scheduler.sockets import InvalidMessages
 from scheduler.step_loop.connections import LONGEST_WAIT_S, Connections, open_connections
 from scheduler.step_loop.item_flow import ItemFlow
+from scheduler.step_loop.pause import Pauses
 from scheduler.step_loop.pipeline import StepPipeline
 from scheduler.telemetry.metrics import SchedulerMetrics, SchedulerStatus
 from scheduler.telemetry.reports import Reports
@@ -86,6 +87,7 @@ class StepLoop(threading.Thread):
         self._requests = Requests(
             ItemStore(self.item_memory), None if self._kv_events is None else self._kv_events.publish
         )
+        self._pauses = Pauses(self._requests)
         # None until the workers of the first epoch report their blocks and limits.
         self._core: Core | None = None
         self._num_lost_with_workers = 0
@@ -188,7 +190,9 @@ class StepLoop(threading.Thread):
                 self._check(now)
             if lockstep is not None:
                 self._handle(lockstep.exchange(ready, now), now)
-            self._handle(self._pipeline.schedule(), time.monotonic())
+            if not self._pauses.is_frozen:
+                self._handle(self._pipeline.schedule(), time.monotonic())
+            self._pauses.settle(self._core)
             self._handle(self._items.send(now), time.monotonic())
             self._send_messages(is_tick)
             if self._drain_deadline is not None:
@@ -214,6 +218,8 @@ class StepLoop(threading.Thread):
                 _answer(command.answer, self._observe(now))
             case commands.CancelRequest():
                 _answer(command.answer, self._requests.cancel_request(command.request_id, now))
+            case commands.Pause():
+                self._pauses.take(command, now)
             case commands.ResetPrefixCache():
                 _answer(command.answer, core.reset_prefix_cache() if core else 0)
             case _:

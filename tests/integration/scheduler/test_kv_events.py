@@ -10,8 +10,8 @@ import pytest
 import zmq
 
 from runtime.block_hashes import hash_prompt_blocks, scope_of
-from scheduler.kv_events.messages import outside_hash
 from scheduler.server import SchedulerServer
+from scheduler.sessions.kv_events.messages import outside_hash
 from scheduler.sockets import AddressError
 from tests.support.ports import free_port
 from tests.support.scheduler.scheduling import RouterEnd, make_options, running_scheduler, running_worker

@@ -17,15 +17,13 @@ import zmq
 
 from configs.options import Options
 from runtime.grpc_setup.server import is_loopback
+from runtime.wire import KV_EVENTS_WAITING
 from scheduler.core.messages import CacheEvent
-from scheduler.kv_events.messages import KvEventBatch, kv_events
+from scheduler.sessions.kv_events.messages import KvEventBatch, kv_events
 from scheduler.sockets import AddressError, path_of
 
-log = logging.getLogger("octavo.scheduler.kv_events")
+log = logging.getLogger("octavo.scheduler.sessions.kv_events")
 
-# Batches that wait for the thread, and messages that wait for one subscriber; vLLM's defaults.
-MAX_WAITING = 100_000
-HIGH_WATER_MARK = 100_000
 # The number in the message that ends a replay.
 END = (-1).to_bytes(8, "big", signed=True)
 _NUMBER_BYTES = 8
@@ -73,9 +71,9 @@ class KvEventPublisher(threading.Thread):
 
     def publish(self, changes: Sequence[CacheEvent]) -> None:
         """Takes the changes of a step. For the step loop's thread."""
-        is_full = len(self._waiting) >= MAX_WAITING
+        is_full = len(self._waiting) >= KV_EVENTS_WAITING
         if is_full and not self._is_behind:
-            log.warning("%d batches of KV events wait: further ones are left out", MAX_WAITING)
+            log.warning("%d batches of KV events wait: further ones are left out", KV_EVENTS_WAITING)
         self._is_behind = is_full
         self._waiting.append(None if is_full else (time.time(), changes))
         os.eventfd_write(self._wake, 1)
@@ -107,7 +105,7 @@ class KvEventPublisher(threading.Thread):
     def _bind(self, context: zmq.Context) -> tuple[zmq.Socket, zmq.Socket | None]:
         """Raises AddressError."""
         published: zmq.Socket = context.socket(zmq.PUB)
-        published.set_hwm(HIGH_WATER_MARK)
+        published.set_hwm(KV_EVENTS_WAITING)
         _bind_one(published, "kv_events_endpoint", self._endpoint)
         if not self._replay_endpoint:
             return published, None

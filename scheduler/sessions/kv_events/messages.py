@@ -1,4 +1,4 @@
-"""Events of the prefix cache in the layout of vLLM's ZeroMQ publisher (vllm/distributed/kv_events.py of 0.33, msgspec).
+"""Events of the prefix cache in the layout of vLLM's ZeroMQ publisher (its module vllm.distributed.kv_events of 0.33; msgspec).
 
 Outside routers that know vLLM's events (llm-d, Dynamo and others) read these. Hashes are integers, as vLLM's are by
 default: the last 8 bytes of the block's hash, big-endian.
@@ -23,9 +23,9 @@ class BlockStored(KvEvent):
     """Blocks that follow each other, from one sequence."""
 
     block_hashes: list[int]
-    # Of the block before the first of these; None if there is none.
+    # The block before the first of these; None if there is none.
     parent_block_hash: int | None
-    # Of all these blocks, block_size for each.
+    # The tokens of all these blocks, block_size for each.
     token_ids: list[int]
     block_size: int
     lora_id: int | None

@@ -4,7 +4,7 @@ import msgspec
 
 from runtime.block_hashes import hash_prompt_blocks, scope_of
 from scheduler.core.messages import BlockContent, BlockRemoved, BlockStored, CacheCleared
-from scheduler.kv_events.messages import KvEventBatch, kv_events, outside_hash
+from scheduler.sessions.kv_events.messages import KvEventBatch, kv_events, outside_hash
 
 FIRST, SECOND, THIRD = hash_prompt_blocks([1, 2, 3, 4, 5, 6], 2, scope_of(""))
 
@@ -48,7 +48,7 @@ def test_the_salt_is_a_key_of_the_first_block_and_items_of_the_blocks_they_start
 
 
 def test_the_bytes_are_those_of_vllms_own_structs() -> None:
-    """Written out after vllm/distributed/kv_events.py: batches are arrays, events maps with their type's name."""
+    """Written out after its vllm.distributed.kv_events: batches are arrays, events maps with their type's name."""
     events = kv_events([stored(FIRST, None, 1, 2), BlockRemoved(FIRST), CacheCleared()])
     data = msgspec.msgpack.decode(msgspec.msgpack.encode(KvEventBatch(1.5, events, 3)))
     name = int.from_bytes(FIRST, "big") & (2**64 - 1)
