@@ -7,6 +7,7 @@ import grpc.aio
 
 from configs.options import Options
 from router.api.compat.kserve.service import add_to_server as add_kserve
+from router.api.compat.sglang.service import add_to_server as add_sglang
 from router.api.compat.vllm.service import add_to_server as add_vllm
 from router.intake.intake import Intake
 from router.replicas.replica_set import ReplicaSet
@@ -51,8 +52,13 @@ def _add_kserve(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet, o
     return [add_kserve(server, intake, replicas)]
 
 
+def _add_sglang(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet, options: Options) -> list[str]:
+    return [add_sglang(server, intake, replicas)]
+
+
 _ADD: dict[str, Callable[[grpc.aio.Server, Intake, ReplicaSet, Options], list[str]]] = {
     "vllm": add_vllm,
     "smg": _add_smg,
+    "sglang": _add_sglang,
     "kserve": _add_kserve,
 }

@@ -1,4 +1,4 @@
-"""Events of the prefix cache in the layout of vLLM's ZeroMQ publisher (its module vllm.distributed.kv_events of 0.33; msgspec).
+"""Events of the prefix cache in the layout of vLLM's ZeroMQ publisher (vllm.distributed.kv_events of 0.33, msgspec).
 
 Outside routers that know vLLM's events (llm-d, Dynamo and others) read these. Hashes are integers, as vLLM's are by
 default: the last 8 bytes of the block's hash, big-endian.
