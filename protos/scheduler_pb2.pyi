@@ -53,6 +53,46 @@ REJECT_REASON_DUPLICATE: RejectReason
 REJECT_REASON_SUPERSEDED: RejectReason
 REJECT_REASON_DRAINING: RejectReason
 
+class CountRequest(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[KeyUse]
+    def __init__(self, keys: _Optional[_Iterable[_Union[KeyUse, _Mapping]]] = ...) -> None: ...
+
+class KeyUse(_message.Message):
+    __slots__ = ("key", "requests_per_minute", "tokens_per_minute", "num_requests", "num_tokens", "requests_left", "tokens_left")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    requests_per_minute: int
+    tokens_per_minute: int
+    num_requests: int
+    num_tokens: int
+    requests_left: float
+    tokens_left: float
+    def __init__(self, key: _Optional[str] = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., num_requests: _Optional[int] = ..., num_tokens: _Optional[int] = ..., requests_left: _Optional[float] = ..., tokens_left: _Optional[float] = ...) -> None: ...
+
+class CountResponse(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[KeyLeft]
+    def __init__(self, keys: _Optional[_Iterable[_Union[KeyLeft, _Mapping]]] = ...) -> None: ...
+
+class KeyLeft(_message.Message):
+    __slots__ = ("key", "requests_left", "tokens_left")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    requests_left: float
+    tokens_left: float
+    def __init__(self, key: _Optional[str] = ..., requests_left: _Optional[float] = ..., tokens_left: _Optional[float] = ...) -> None: ...
+
 class PauseRequest(_message.Message):
     __slots__ = ("mode", "clear_cache")
     MODE_FIELD_NUMBER: _ClassVar[int]

@@ -55,6 +55,11 @@ class SchedulerStub:
                 request_serializer=protos_dot_scheduler__pb2.PauseRequest.SerializeToString,
                 response_deserializer=protos_dot_scheduler__pb2.PauseResponse.FromString,
                 _registered_method=True)
+        self.Count = channel.unary_unary(
+                '/octavo.v1.Scheduler/Count',
+                request_serializer=protos_dot_scheduler__pb2.CountRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler__pb2.CountResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -91,6 +96,14 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Count(self, request, context):
+        """Counts what API keys have used, so that their rate limits hold over all processes of all routers: each calls the
+        first scheduler that answers, several times a second while it has keys with limits.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -113,6 +126,11 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Pause,
                     request_deserializer=protos_dot_scheduler__pb2.PauseRequest.FromString,
                     response_serializer=protos_dot_scheduler__pb2.PauseResponse.SerializeToString,
+            ),
+            'Count': grpc.unary_unary_rpc_method_handler(
+                    servicer.Count,
+                    request_deserializer=protos_dot_scheduler__pb2.CountRequest.FromString,
+                    response_serializer=protos_dot_scheduler__pb2.CountResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +241,33 @@ class Scheduler:
             '/octavo.v1.Scheduler/Pause',
             protos_dot_scheduler__pb2.PauseRequest.SerializeToString,
             protos_dot_scheduler__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Count(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Scheduler/Count',
+            protos_dot_scheduler__pb2.CountRequest.SerializeToString,
+            protos_dot_scheduler__pb2.CountResponse.FromString,
             options,
             channel_credentials,
             insecure,

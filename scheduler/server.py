@@ -21,6 +21,7 @@ from runtime.telemetry.tracing import Tracing
 from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
 from scheduler import admin
 from scheduler.sessions import commands
+from scheduler.sessions.rate_counts import RateCounts
 from scheduler.sessions.submissions import Intake, ProtocolError
 from scheduler.sockets import AddressClaims, AddressError, is_private, path_of, why_not_listening
 from scheduler.step_loop.step_loop import StepLoop
@@ -97,6 +98,8 @@ class SchedulerServer:
         # Where the routers of open Sessions answer each other.
         self._peer_addresses: dict[int, str] = {}
         self._session_numbers = itertools.count(1)
+        # Counted on the event loop: no step needs it.
+        self._rate_counts = RateCounts()
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._health_updates: set[asyncio.Task[None]] = set()
         self._is_draining = False
@@ -211,7 +214,12 @@ class SchedulerServer:
             request_deserializer=scheduler_pb2.PauseRequest.FromString,
             response_serializer=scheduler_pb2.PauseResponse.SerializeToString,
         )
-        handlers = {"Session": session, "Cancel": cancel, "Routers": routers, "Pause": pause}
+        count = grpc.unary_unary_rpc_method_handler(
+            self._count,
+            request_deserializer=scheduler_pb2.CountRequest.FromString,
+            response_serializer=scheduler_pb2.CountResponse.SerializeToString,
+        )
+        handlers = {"Session": session, "Cancel": cancel, "Routers": routers, "Pause": pause, "Count": count}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         metrics = self.step_loop.metrics
@@ -279,6 +287,11 @@ class SchedulerServer:
         self, request: scheduler_pb2.RoutersRequest, context: grpc.aio.ServicerContext
     ) -> scheduler_pb2.RoutersResponse:
         return scheduler_pb2.RoutersResponse(peer_addresses=sorted(set(self._peer_addresses.values())))
+
+    async def _count(
+        self, request: scheduler_pb2.CountRequest, context: grpc.aio.ServicerContext
+    ) -> scheduler_pb2.CountResponse:
+        return self._rate_counts.count(request)
 
     async def _pause(
         self, request: scheduler_pb2.PauseRequest, context: grpc.aio.ServicerContext

@@ -48,8 +48,8 @@ class RouterOptions(BaseModel):
         ROUTER,
         1,
         "Number of processes that `octavo up` starts per router. They share its port and http_port (SO_REUSEPORT), and "
-        "the system distributes connections among them. Each uses one core. Limits of the router and of API keys "
-        "apply to each process.",
+        "the system distributes connections among them. Each uses one core. Limits of the router, and max_streams of "
+        "API keys, apply to each process.",
         ge=1,
         le=64,
     )
