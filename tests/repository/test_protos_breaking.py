@@ -1,5 +1,7 @@
-"""protos/ can be read by the version before it: nothing is removed or changes its meaning. `buf breaking` checks the same,
-by buf.yaml."""
+"""protos/ can be read by the version before it: nothing is removed or changes its meaning.
+
+`buf breaking` checks the same, by buf.yaml.
+"""
 
 import subprocess
 from pathlib import Path
