@@ -90,7 +90,7 @@ def _append(stored: BlockStored, block_hash: bytes, content: core.BlockContent) 
     if content.parent is None and content.cache_salt:
         keys += (content.cache_salt,)
     if keys and stored.extra_keys is None:
-        stored.extra_keys = [None] * len(stored.block_hashes)
+        stored.extra_keys = [None for _ in stored.block_hashes]
     if stored.extra_keys is not None:
         stored.extra_keys.append(keys or None)
     stored.block_hashes.append(outside_hash(block_hash))

@@ -70,7 +70,7 @@ class Cluster:
 
 
 @contextlib.asynccontextmanager
-async def running(directory: Path, **router_options: object) -> AsyncIterator[Cluster]:
+async def running(directory: Path, **router_options: Any) -> AsyncIterator[Cluster]:
     options = make_options(directory, served_model_name="test-model", data_parallel_size=2)
     gates = [Gate(10**9), Gate(10**9)]
     cluster = Cluster(options, gates)
@@ -212,7 +212,7 @@ async def test_a_replica_that_does_not_answer_is_named(tmp_path: Path) -> None:
 
 
 async def test_kv_event_sources_are_those_of_all_replicas(tmp_path: Path) -> None:
-    endpoints = {"kv_events_endpoint": "tcp://*:5557", "kv_events_replay_endpoint": "ipc:///run/replay"}
+    endpoints: dict[str, Any] = {"kv_events_endpoint": "tcp://*:5557", "kv_events_replay_endpoint": "ipc:///run/replay"}
     addresses = [f"unix:{tmp_path}/{name}.sock" for name in ("one", "two")]
     async with (
         running_router(addresses, compat="vllm", kv_events_topic="kv", **endpoints) as (server, _),

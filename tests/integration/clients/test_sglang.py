@@ -32,6 +32,10 @@ def published(name: str) -> Any:
 Asked, Sampling, Tokenized = published("GenerateRequest"), published("SamplingParams"), published("TokenizedInput")
 
 
+def _serialized(message: Any) -> bytes:
+    return message.SerializeToString()
+
+
 class Engine:
     """A stub of the published service."""
 
@@ -44,7 +48,7 @@ class Engine:
                 method.name,
                 make(  # type: ignore[operator]
                     f"/{SERVICE}/{method.name}",
-                    request_serializer=lambda message: message.SerializeToString(),
+                    request_serializer=_serialized,
                     response_deserializer=answer.FromString,
                 ),
             )

@@ -22,7 +22,8 @@ TOPIC = "kv-events"
 
 @contextmanager
 def subscribed(options, replica: int = 0, topic: str = TOPIC) -> Iterator[VllmSubscriber]:
-    subscriber = VllmSubscriber(*options.kv_events_endpoints(replica), topic)
+    endpoint, replay_endpoint = options.kv_events_endpoints(replica)
+    subscriber = VllmSubscriber(endpoint, replay_endpoint, topic)
     try:
         yield subscriber
     finally:

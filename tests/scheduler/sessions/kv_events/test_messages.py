@@ -15,12 +15,9 @@ def stored(block_hash: bytes, parent: bytes | None, *token_ids: int, **content: 
 
 def test_blocks_of_one_sequence_are_one_event_and_others_are_not() -> None:
     events = kv_events([stored(FIRST, None, 1, 2), stored(SECOND, FIRST, 3, 4), stored(THIRD, FIRST, 5, 6)])
-    assert [event.block_hashes for event in events] == [
-        [outside_hash(FIRST), outside_hash(SECOND)],
-        [outside_hash(THIRD)],
-    ]  # type: ignore[union-attr]
-    assert [event.parent_block_hash for event in events] == [None, outside_hash(FIRST)]  # type: ignore[union-attr]
-    assert [event.token_ids for event in events] == [[1, 2, 3, 4], [5, 6]]  # type: ignore[union-attr]
+    first, second, third = map(outside_hash, (FIRST, SECOND, THIRD))
+    found = [(each.block_hashes, each.parent_block_hash, each.token_ids) for each in events]  # type: ignore[union-attr]
+    assert found == [([first, second], None, [1, 2, 3, 4]), ([third], first, [5, 6])]
 
 
 def test_order_is_kept_and_unknown_contents_are_left_out() -> None:
