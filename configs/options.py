@@ -65,6 +65,7 @@ class Options(
                 f"use {65_536 - self.num_processes} or less"
             )
         self._check_prefills()
+        self._check_kv_events(self.data_parallel_size)
         self._check_model_len()
         self._check_logprobs()
         return self

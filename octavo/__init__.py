@@ -148,4 +148,10 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'octavo' has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    try:
+        module = importlib.import_module(_MODULE_OF[name])
+    except ModuleNotFoundError as error:
+        if error.name != "octavo.local":
+            raise
+        raise ImportError(f"octavo.{name} is not in octavo-client: install octavo") from None
+    return getattr(module, name)

@@ -8,6 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PauseMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PAUSE_MODE_UNSPECIFIED: _ClassVar[PauseMode]
+    PAUSE_MODE_ABORT: _ClassVar[PauseMode]
+    PAUSE_MODE_WAIT: _ClassVar[PauseMode]
+    PAUSE_MODE_KEEP: _ClassVar[PauseMode]
+    PAUSE_MODE_NONE: _ClassVar[PauseMode]
+
 class CancelReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CANCEL_REASON_UNSPECIFIED: _ClassVar[CancelReason]
@@ -26,6 +34,11 @@ class RejectReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REJECT_REASON_DUPLICATE: _ClassVar[RejectReason]
     REJECT_REASON_SUPERSEDED: _ClassVar[RejectReason]
     REJECT_REASON_DRAINING: _ClassVar[RejectReason]
+PAUSE_MODE_UNSPECIFIED: PauseMode
+PAUSE_MODE_ABORT: PauseMode
+PAUSE_MODE_WAIT: PauseMode
+PAUSE_MODE_KEEP: PauseMode
+PAUSE_MODE_NONE: PauseMode
 CANCEL_REASON_UNSPECIFIED: CancelReason
 CANCEL_REASON_CLIENT: CancelReason
 CANCEL_REASON_STOP: CancelReason
@@ -39,6 +52,60 @@ REJECT_REASON_QUEUE_FULL: RejectReason
 REJECT_REASON_DUPLICATE: RejectReason
 REJECT_REASON_SUPERSEDED: RejectReason
 REJECT_REASON_DRAINING: RejectReason
+
+class CountRequest(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[KeyUse]
+    def __init__(self, keys: _Optional[_Iterable[_Union[KeyUse, _Mapping]]] = ...) -> None: ...
+
+class KeyUse(_message.Message):
+    __slots__ = ("key", "requests_per_minute", "tokens_per_minute", "num_requests", "num_tokens", "requests_left", "tokens_left")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_PER_MINUTE_FIELD_NUMBER: _ClassVar[int]
+    NUM_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    requests_per_minute: int
+    tokens_per_minute: int
+    num_requests: int
+    num_tokens: int
+    requests_left: float
+    tokens_left: float
+    def __init__(self, key: _Optional[str] = ..., requests_per_minute: _Optional[int] = ..., tokens_per_minute: _Optional[int] = ..., num_requests: _Optional[int] = ..., num_tokens: _Optional[int] = ..., requests_left: _Optional[float] = ..., tokens_left: _Optional[float] = ...) -> None: ...
+
+class CountResponse(_message.Message):
+    __slots__ = ("keys",)
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    keys: _containers.RepeatedCompositeFieldContainer[KeyLeft]
+    def __init__(self, keys: _Optional[_Iterable[_Union[KeyLeft, _Mapping]]] = ...) -> None: ...
+
+class KeyLeft(_message.Message):
+    __slots__ = ("key", "requests_left", "tokens_left")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_LEFT_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    requests_left: float
+    tokens_left: float
+    def __init__(self, key: _Optional[str] = ..., requests_left: _Optional[float] = ..., tokens_left: _Optional[float] = ...) -> None: ...
+
+class PauseRequest(_message.Message):
+    __slots__ = ("mode", "clear_cache")
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    CLEAR_CACHE_FIELD_NUMBER: _ClassVar[int]
+    mode: PauseMode
+    clear_cache: bool
+    def __init__(self, mode: _Optional[_Union[PauseMode, str]] = ..., clear_cache: _Optional[bool] = ...) -> None: ...
+
+class PauseResponse(_message.Message):
+    __slots__ = ("mode",)
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    mode: PauseMode
+    def __init__(self, mode: _Optional[_Union[PauseMode, str]] = ...) -> None: ...
 
 class RoutersRequest(_message.Message):
     __slots__ = ()
@@ -195,7 +262,7 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., replica_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[_Union[_inference_pb2.ModelInfo, _Mapping]] = ..., max_num_seqs: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., max_logprobs: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_queued_tokens", "workers_ready", "draining", "last_group", "refused_priority", "refused_tenants", "last_step", "step_seconds", "step_tokens", "step_context_tokens")
+    __slots__ = ("num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_queued_tokens", "workers_ready", "draining", "last_group", "refused_priority", "refused_tenants", "last_step", "step_seconds", "step_tokens", "step_context_tokens", "paused")
     class RefusedTenantsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +284,7 @@ class Load(_message.Message):
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEP_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_free_blocks: int
@@ -231,7 +299,8 @@ class Load(_message.Message):
     step_seconds: float
     step_tokens: int
     step_context_tokens: int
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., workers_ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., last_group: _Optional[int] = ..., refused_priority: _Optional[int] = ..., refused_tenants: _Optional[_Mapping[str, int]] = ..., last_step: _Optional[int] = ..., step_seconds: _Optional[float] = ..., step_tokens: _Optional[int] = ..., step_context_tokens: _Optional[int] = ...) -> None: ...
+    paused: PauseMode
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., workers_ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., last_group: _Optional[int] = ..., refused_priority: _Optional[int] = ..., refused_tenants: _Optional[_Mapping[str, int]] = ..., last_step: _Optional[int] = ..., step_seconds: _Optional[float] = ..., step_tokens: _Optional[int] = ..., step_context_tokens: _Optional[int] = ..., paused: _Optional[_Union[PauseMode, str]] = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("group", "reason", "message")

@@ -50,6 +50,16 @@ class SchedulerStub:
                 request_serializer=protos_dot_scheduler__pb2.RoutersRequest.SerializeToString,
                 response_deserializer=protos_dot_scheduler__pb2.RoutersResponse.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/octavo.v1.Scheduler/Pause',
+                request_serializer=protos_dot_scheduler__pb2.PauseRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler__pb2.PauseResponse.FromString,
+                _registered_method=True)
+        self.Count = channel.unary_unary(
+                '/octavo.v1.Scheduler/Count',
+                request_serializer=protos_dot_scheduler__pb2.CountRequest.SerializeToString,
+                response_deserializer=protos_dot_scheduler__pb2.CountResponse.FromString,
+                _registered_method=True)
 
 
 class SchedulerServicer:
@@ -78,6 +88,22 @@ class SchedulerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pause(self, request, context):
+        """Pauses the replica for all routers, or lets it go on. Answers when it is paused: for WAIT that may take as long as
+        requests do.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Count(self, request, context):
+        """Counts what API keys have used, so that their rate limits hold over all processes of all routers: each calls the
+        first scheduler that answers, several times a second while it has keys with limits.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -95,6 +121,16 @@ def add_SchedulerServicer_to_server(servicer, server):
                     servicer.Routers,
                     request_deserializer=protos_dot_scheduler__pb2.RoutersRequest.FromString,
                     response_serializer=protos_dot_scheduler__pb2.RoutersResponse.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=protos_dot_scheduler__pb2.PauseRequest.FromString,
+                    response_serializer=protos_dot_scheduler__pb2.PauseResponse.SerializeToString,
+            ),
+            'Count': grpc.unary_unary_rpc_method_handler(
+                    servicer.Count,
+                    request_deserializer=protos_dot_scheduler__pb2.CountRequest.FromString,
+                    response_serializer=protos_dot_scheduler__pb2.CountResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -178,6 +214,60 @@ class Scheduler:
             '/octavo.v1.Scheduler/Routers',
             protos_dot_scheduler__pb2.RoutersRequest.SerializeToString,
             protos_dot_scheduler__pb2.RoutersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Scheduler/Pause',
+            protos_dot_scheduler__pb2.PauseRequest.SerializeToString,
+            protos_dot_scheduler__pb2.PauseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Count(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.Scheduler/Count',
+            protos_dot_scheduler__pb2.CountRequest.SerializeToString,
+            protos_dot_scheduler__pb2.CountResponse.FromString,
             options,
             channel_credentials,
             insecure,

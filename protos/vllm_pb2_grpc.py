@@ -175,6 +175,16 @@ class ControlStub:
                 request_serializer=protos_dot_vllm__pb2.GetKvEventSourcesRequest.SerializeToString,
                 response_deserializer=protos_dot_vllm__pb2.GetKvEventSourcesResponse.FromString,
                 _registered_method=True)
+        self.PauseGeneration = channel.unary_unary(
+                '/vllm.Control/PauseGeneration',
+                request_serializer=protos_dot_vllm__pb2.PauseGenerationRequest.SerializeToString,
+                response_deserializer=protos_dot_vllm__pb2.PauseGenerationResponse.FromString,
+                _registered_method=True)
+        self.ResumeGeneration = channel.unary_unary(
+                '/vllm.Control/ResumeGeneration',
+                request_serializer=protos_dot_vllm__pb2.ResumeGenerationRequest.SerializeToString,
+                response_deserializer=protos_dot_vllm__pb2.ResumeGenerationResponse.FromString,
+                _registered_method=True)
         self.IsPaused = channel.unary_unary(
                 '/vllm.Control/IsPaused',
                 request_serializer=protos_dot_vllm__pb2.IsPausedRequest.SerializeToString,
@@ -197,16 +207,6 @@ class ControlStub:
                 _registered_method=True)
         self.UnloadLora = channel.unary_unary(
                 '/vllm.Control/UnloadLora',
-                request_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.Unread.FromString,
-                _registered_method=True)
-        self.PauseGeneration = channel.unary_unary(
-                '/vllm.Control/PauseGeneration',
-                request_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.Unread.FromString,
-                _registered_method=True)
-        self.ResumeGeneration = channel.unary_unary(
-                '/vllm.Control/ResumeGeneration',
                 request_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
                 response_deserializer=protos_dot_vllm__pb2.Unread.FromString,
                 _registered_method=True)
@@ -290,6 +290,19 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PauseGeneration(self, request, context):
+        """For admins where there are API keys. Answers when all replicas are paused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeGeneration(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def IsPaused(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -316,18 +329,6 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UnloadLora(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def PauseGeneration(self, request, context):
-        """Missing associated documentation comment in .proto file."""
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def ResumeGeneration(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -415,6 +416,16 @@ def add_ControlServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_vllm__pb2.GetKvEventSourcesRequest.FromString,
                     response_serializer=protos_dot_vllm__pb2.GetKvEventSourcesResponse.SerializeToString,
             ),
+            'PauseGeneration': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseGeneration,
+                    request_deserializer=protos_dot_vllm__pb2.PauseGenerationRequest.FromString,
+                    response_serializer=protos_dot_vllm__pb2.PauseGenerationResponse.SerializeToString,
+            ),
+            'ResumeGeneration': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeGeneration,
+                    request_deserializer=protos_dot_vllm__pb2.ResumeGenerationRequest.FromString,
+                    response_serializer=protos_dot_vllm__pb2.ResumeGenerationResponse.SerializeToString,
+            ),
             'IsPaused': grpc.unary_unary_rpc_method_handler(
                     servicer.IsPaused,
                     request_deserializer=protos_dot_vllm__pb2.IsPausedRequest.FromString,
@@ -437,16 +448,6 @@ def add_ControlServicer_to_server(servicer, server):
             ),
             'UnloadLora': grpc.unary_unary_rpc_method_handler(
                     servicer.UnloadLora,
-                    request_deserializer=protos_dot_vllm__pb2.Unread.FromString,
-                    response_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
-            ),
-            'PauseGeneration': grpc.unary_unary_rpc_method_handler(
-                    servicer.PauseGeneration,
-                    request_deserializer=protos_dot_vllm__pb2.Unread.FromString,
-                    response_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
-            ),
-            'ResumeGeneration': grpc.unary_unary_rpc_method_handler(
-                    servicer.ResumeGeneration,
                     request_deserializer=protos_dot_vllm__pb2.Unread.FromString,
                     response_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
             ),
@@ -642,6 +643,60 @@ class Control:
             _registered_method=True)
 
     @staticmethod
+    def PauseGeneration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/vllm.Control/PauseGeneration',
+            protos_dot_vllm__pb2.PauseGenerationRequest.SerializeToString,
+            protos_dot_vllm__pb2.PauseGenerationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeGeneration(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/vllm.Control/ResumeGeneration',
+            protos_dot_vllm__pb2.ResumeGenerationRequest.SerializeToString,
+            protos_dot_vllm__pb2.ResumeGenerationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def IsPaused(request,
             target,
             options=(),
@@ -764,60 +819,6 @@ class Control:
             request,
             target,
             '/vllm.Control/UnloadLora',
-            protos_dot_vllm__pb2.Unread.SerializeToString,
-            protos_dot_vllm__pb2.Unread.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def PauseGeneration(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/vllm.Control/PauseGeneration',
-            protos_dot_vllm__pb2.Unread.SerializeToString,
-            protos_dot_vllm__pb2.Unread.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def ResumeGeneration(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/vllm.Control/ResumeGeneration',
             protos_dot_vllm__pb2.Unread.SerializeToString,
             protos_dot_vllm__pb2.Unread.FromString,
             options,

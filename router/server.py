@@ -45,6 +45,7 @@ from router.replicas.replica import ReplicaOptions
 from router.replicas.replica_set import ReplicaSet
 from router.security.authentication import KeyInterceptor
 from router.security.keys import Keys
+from router.security.shared_limits import SharedLimits
 from router.streams.registry import StreamRegistry
 from router.telemetry.call_context import TraceInterceptor
 from router.telemetry.metrics import RouterMetrics, vllm_names
@@ -177,6 +178,8 @@ class RouterServer:
         self._ready_names: tuple[str, ...] = (SERVICE,)
         self._health_updates: set[asyncio.Task[None]] = set()
         self._server: grpc.aio.Server | None = None
+        # Set once it runs, if there are keys.
+        self._counting: asyncio.Task[None] | None = None
         # Set once the router drains.
         self._leaving: asyncio.Task[None] | None = None
 
@@ -226,7 +229,7 @@ class RouterServer:
         add_InferenceServicer_to_server(InferenceService(self.intake, self.attachments), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         add_AdminServicer_to_server(admin.AdminService(self.operator, self.observer), server)
-        foreign = add_services(options.compat, server, self.intake, self._replicas)
+        foreign = add_services(options.compat, server, self.intake, self._replicas, options)
         self._ready_names = (SERVICE, *foreign)
         add_reflection(server, *self._ready_names, admin.SERVICE)
         await self._set_readiness(_NOT_SERVING)
@@ -245,6 +248,8 @@ class RouterServer:
         await server.start()
         await self._peer_server.start()
         self._replicas.start()
+        if self.keys is not None:
+            self._counting = asyncio.create_task(SharedLimits(self.keys, self._replicas.replicas).run())
 
     async def drain(self, leave_http: Callable[[], None] | None = None) -> None:
         """Refuses new requests, and waits for the running ones, at most drain_timeout seconds.
@@ -283,6 +288,9 @@ class RouterServer:
             await self._leaving
         await self.held_streams.stop()
         await self._peer_server.stop()
+        if self._counting is not None:
+            self._counting.cancel()
+            await asyncio.gather(self._counting, return_exceptions=True)
         await self._replicas.stop()
         await self._peers.stop()
         self._tokenizer.close()

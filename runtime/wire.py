@@ -16,6 +16,9 @@ def octavo_version() -> str:
 # Version 2 has SamplingParams.top_n_sigma, which a worker of version 1 would ignore.
 PROTOCOL_VERSION = 2
 
+# Batches of KV events that may wait in a scheduler, and messages for one subscriber: vLLM's defaults.
+KV_EVENTS_WAITING = 100_000
+
 # Bounds of one message, in bytes.
 SESSION_MESSAGE_BYTES = 2**20
 STEP_MESSAGE_BYTES = 64 * 2**20

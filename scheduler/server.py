@@ -21,6 +21,7 @@ from runtime.telemetry.tracing import Tracing
 from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
 from scheduler import admin
 from scheduler.sessions import commands
+from scheduler.sessions.rate_counts import RateCounts
 from scheduler.sessions.submissions import Intake, ProtocolError
 from scheduler.sockets import AddressClaims, AddressError, is_private, path_of, why_not_listening
 from scheduler.step_loop.step_loop import StepLoop
@@ -97,6 +98,8 @@ class SchedulerServer:
         # Where the routers of open Sessions answer each other.
         self._peer_addresses: dict[int, str] = {}
         self._session_numbers = itertools.count(1)
+        # Counted on the event loop: no step needs it.
+        self._rate_counts = RateCounts()
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._health_updates: set[asyncio.Task[None]] = set()
         self._is_draining = False
@@ -206,7 +209,17 @@ class SchedulerServer:
             request_deserializer=scheduler_pb2.RoutersRequest.FromString,
             response_serializer=scheduler_pb2.RoutersResponse.SerializeToString,
         )
-        handlers = {"Session": session, "Cancel": cancel, "Routers": routers}
+        pause = grpc.unary_unary_rpc_method_handler(
+            self._pause,
+            request_deserializer=scheduler_pb2.PauseRequest.FromString,
+            response_serializer=scheduler_pb2.PauseResponse.SerializeToString,
+        )
+        count = grpc.unary_unary_rpc_method_handler(
+            self._count,
+            request_deserializer=scheduler_pb2.CountRequest.FromString,
+            response_serializer=scheduler_pb2.CountResponse.SerializeToString,
+        )
+        handlers = {"Session": session, "Cancel": cancel, "Routers": routers, "Pause": pause, "Count": count}
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         metrics = self.step_loop.metrics
@@ -274,6 +287,30 @@ class SchedulerServer:
         self, request: scheduler_pb2.RoutersRequest, context: grpc.aio.ServicerContext
     ) -> scheduler_pb2.RoutersResponse:
         return scheduler_pb2.RoutersResponse(peer_addresses=sorted(set(self._peer_addresses.values())))
+
+    async def _count(
+        self, request: scheduler_pb2.CountRequest, context: grpc.aio.ServicerContext
+    ) -> scheduler_pb2.CountResponse:
+        return self._rate_counts.count(request)
+
+    async def _pause(
+        self, request: scheduler_pb2.PauseRequest, context: grpc.aio.ServicerContext
+    ) -> scheduler_pb2.PauseResponse:
+        if request.mode not in scheduler_pb2.PauseMode.values():
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"mode={request.mode}: it must be one of {', '.join(scheduler_pb2.PauseMode.keys())}",
+            )
+        if request.mode == scheduler_pb2.PAUSE_MODE_KEEP and self._options.in_lockstep:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "mode=PAUSE_MODE_KEEP: replicas with enable_expert_parallel compute their steps together, and can't be "
+                "frozen one by one; use PAUSE_MODE_WAIT or PAUSE_MODE_ABORT",
+            )
+        order = commands.Pause(mode=request.mode, clear_cache=request.clear_cache)
+        self._mailbox.put(order)
+        # No limit but the caller's: requests may take long to finish.
+        return scheduler_pb2.PauseResponse(mode=await asyncio.wrap_future(order.answer))
 
     async def _read(self, session: int, requests: AsyncIterator[scheduler_pb2.RouterMessage]) -> None:
         """Reads until the router closes its side. Raises ProtocolError."""

@@ -39,6 +39,7 @@ class AddressClaims:
         addresses = [options.scheduler_address(replica), step_address, heartbeat_endpoint(step_address)]
         if options.in_lockstep and replica == 0:
             addresses.append(coordination_endpoint(step_address))
+        addresses += filter(None, options.kv_events_endpoints(replica))
         paths = [path_of(address) for address in addresses]
         try:
             # The ranks' rendezvous files are in runtime_dir.

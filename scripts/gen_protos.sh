@@ -7,4 +7,4 @@ out=${1:-.}
 python=${PYTHON:-.venv/bin/python}
 "$python" -m grpc_tools.protoc -I. --python_out="$out" --pyi_out="$out" --grpc_python_out="$out" protos/*.proto
 # Only files with a service need the gRPC module.
-rm -f "$out"/protos/step_pb2_grpc.py "$out"/protos/coordination_pb2_grpc.py
+rm -f "$out"/protos/step_pb2_grpc.py "$out"/protos/coordination_pb2_grpc.py "$out"/protos/status_pb2_grpc.py

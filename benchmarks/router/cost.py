@@ -2,6 +2,7 @@
 
     python -m benchmarks.router.cost --json                     a line for each load
     python -m benchmarks.router.cost --loads 1000x60 --rounds 1 some of them: streams x steps a second
+    python -m benchmarks.router.cost --loads 10000x6 --streams-a-scheduler 10000     all streams on one scheduler
     python -m benchmarks.router.cost --floor                    also a bare grpc.aio server in the router's place
 
 The router is a real one (`python -m router`), pinned to one core. The other cores run its schedulers, one for each
@@ -283,6 +284,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--floor", action="store_true")
+    parser.add_argument("--streams-a-scheduler", type=int, default=_STREAMS_A_SCHEDULER)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     core, *others = sorted(os.sched_getaffinity(0))
@@ -292,7 +294,7 @@ def main() -> None:
     for streams, rate in arguments.loads:
         for server in ("floor", "router") if arguments.floor else ("router",):
             # The floor reads only one Session.
-            num_schedulers = -(-streams // _STREAMS_A_SCHEDULER) if server == "router" else 1
+            num_schedulers = -(-streams // arguments.streams_a_scheduler) if server == "router" else 1
             with Bench(server, num_schedulers, core, others) as bench:
                 costs = [bench.measure(streams, rate, arguments.seconds) for _ in range(arguments.rounds)]
             _print(_median(costs), as_json=arguments.json)

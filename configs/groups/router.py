@@ -6,7 +6,7 @@ from pydantic import BaseModel, BeforeValidator
 
 from configs.groups.field import ROUTER, option, split_commas
 
-Compat = Annotated[tuple[Literal["vllm", "smg", "kserve"], ...], BeforeValidator(split_commas)]
+Compat = Annotated[tuple[Literal["vllm", "smg", "sglang", "kserve"], ...], BeforeValidator(split_commas)]
 ToolCallParser = Literal[
     "auto", "none", "deepseek_v3", "deepseek_v31", "functiongemma", "gemma4", "granite", "granite4", "hermes",
     "llama3_json", "llama4_pythonic", "mistral", "openai", "phi4_mini_json", "pythonic", "qwen3_coder",
@@ -48,8 +48,8 @@ class RouterOptions(BaseModel):
         ROUTER,
         1,
         "Number of processes that `octavo up` starts per router. They share its port and http_port (SO_REUSEPORT), and "
-        "the system distributes connections among them. Each uses one core. Limits of the router and of API keys "
-        "apply to each process.",
+        "the system distributes connections among them. Each uses one core. Limits of the router, and max_streams of "
+        "API keys, apply to each process.",
         ge=1,
         le=64,
     )
@@ -57,8 +57,9 @@ class RouterOptions(BaseModel):
         ROUTER,
         (),
         "Other projects' gRPC services that the router also serves, comma-separated. vllm: vLLM's own, vllm.Inference "
-        "and vllm.Control. smg: VllmEngine, by which the SMG gateway reaches an engine; needs octavo[smg]. kserve: "
-        "GRPCInferenceService, for Triton's clients.",
+        "and vllm.Control. smg: VllmEngine, by which the SMG gateway reaches an engine; needs octavo[smg]. sglang: "
+        "SglangScheduler, by which SMG and sglang-router reach an engine. kserve: GRPCInferenceService, for Triton's "
+        "clients.",
     )
     routing_policy: Literal["least_loaded", "round_robin", "power_of_two", "prefix_aware", "consistent_hash"] = option(
         ROUTER,

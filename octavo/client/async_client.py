@@ -6,7 +6,6 @@ from typing import Unpack
 
 import grpc
 import grpc.aio
-import tenacity
 
 from octavo.client.base import (
     BaseClient,
@@ -45,7 +44,7 @@ class AsyncGenerationStream(BaseStream, AsyncIterator[StreamEvent]):
                 return self._checked(await self._call.read())
             except grpc.RpcError as error:
                 self._failure = self._lost(error)
-        return await tenacity.AsyncRetrying(**self._policy.arguments())(self._try_message)
+        return await self._policy.run_async(self._try_message)
 
     async def _try_message(self) -> pb.GenerateResponse:
         self._begin_try()
@@ -151,4 +150,4 @@ class AsyncClient(BaseClient[AsyncGenerationStream]):
             except grpc.RpcError as error:
                 raise from_rpc_error(error) from None
 
-        return unary.convert(await tenacity.AsyncRetrying(**policy.arguments())(attempt))
+        return unary.convert(await policy.run_async(attempt))

@@ -56,7 +56,7 @@ class BaseStream:
         self._targets = client.new_targets()
         self._deadline = Deadline(timeout)
         self._policy = RetryPolicy(self._targets, self._deadline, client.retry_for, client.retry_budget, self._assembly)
-        # The current call. Its messages are read without tenacity; if it fails, the first try raises its error.
+        # The current call. Its messages are read without the retry policy; if it fails, the first try raises its error.
         self._call: Any = None
         self._failure: OctavoError | None = None
 

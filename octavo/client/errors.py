@@ -129,16 +129,21 @@ def _details(metadata: "Iterable[tuple[str, str | bytes]] | None") -> tuple[floa
     packed = next((value for key, value in metadata or () if key == "grpc-status-details-bin"), None)
     if not isinstance(packed, bytes):
         return None, ""
-    from google.protobuf.message import DecodeError  # imported only for such errors
-    from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
-    from google.rpc.status_pb2 import Status
+    # Imported only for such errors.
+    from google.protobuf.message import DecodeError
 
-    delay, info = RetryInfo(), ErrorInfo()
+    from protos.status_pb2 import ErrorDetail, RetryDetail, StatusDetails
+
+    seconds: float | None = None
+    reason = ""
     try:
-        details = Status.FromString(packed).details
-        has_delay = any(detail.Unpack(delay) for detail in details)
-        any(detail.Unpack(info) for detail in details)
+        for detail in StatusDetails.FromString(packed).details:
+            match detail.type_url.rpartition("/")[2]:
+                case "google.rpc.RetryInfo":
+                    delay = RetryDetail.FromString(detail.value).retry_delay
+                    seconds = max(delay.seconds + delay.nanos / 1e9, 0.0)
+                case "google.rpc.ErrorInfo":
+                    reason = ErrorDetail.FromString(detail.value).reason
     except DecodeError:
         return None, ""
-    seconds = max(delay.retry_delay.seconds + delay.retry_delay.nanos / 1e9, 0.0) if has_delay else None
-    return seconds, info.reason
+    return seconds, reason

@@ -14,7 +14,7 @@ from octavo.client.errors import InvalidRequest
 from octavo.client.media import ItemSource, content_parts, item_of, item_options, multi_modal_items
 from octavo.client.tools import Tool, add_tools, json_text, typed_call
 from protos import inference_pb2 as pb
-from runtime.telemetry.tracing import TRACEPARENT, valid_traceparent
+from runtime.telemetry.traceparent import TRACEPARENT, valid_traceparent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

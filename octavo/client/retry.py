@@ -1,16 +1,25 @@
 """Decides when and where both clients retry, and how often they may while servers are overloaded."""
 
+import asyncio
+import itertools
 import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
-
-import tenacity
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from octavo.client.assembly import Assembly
-from octavo.client.errors import DeadlineExceeded, DuplicateRequest, ItemsNeeded, Overloaded, Unavailable
+from octavo.client.errors import (
+    DeadlineExceeded,
+    DuplicateRequest,
+    ItemsNeeded,
+    OctavoError,
+    Overloaded,
+    Unavailable,
+)
+
+Result = TypeVar("Result")
 
 
 class RetryBudget:
@@ -47,6 +56,8 @@ logger = logging.getLogger("octavo.client")
 DEFAULT_RETRY_FOR = 60.0
 # A call that has started and lives this long does not count as a failed try.
 _STEADY_S = 5.0
+# Seconds: the longest wait after a first failure, which doubles with each further one, and the longest of all.
+_BACKOFF_S, _LONGEST_BACKOFF_S = 0.1, 2.0
 
 
 class Targets:
@@ -93,7 +104,7 @@ class Deadline:
 
 
 class RetryPolicy:
-    """The retry rules of one request, as callbacks for tenacity."""
+    """The retry rules of one request."""
 
     def __init__(
         self,
@@ -118,21 +129,47 @@ class RetryPolicy:
         # When the current call began, and how many calls have been lost: all of them if there is no current call.
         self._call_began = clock()
         self._num_lost = 0
-        self._backoff = tenacity.wait_random_exponential(multiplier=0.1, max=2.0)
         budget.note_request()
 
-    def arguments(self) -> dict[str, Any]:
-        """Arguments for Retrying or AsyncRetrying. Each use counts its own attempts; progress restarts the clock."""
-        return {
-            "before": self._note_call,
-            "retry": tenacity.retry_if_exception(self._is_worth_retrying),
-            "wait": self._wait,
-            "stop": self._must_stop,
-            "before_sleep": self._go_elsewhere,
-            "retry_error_callback": self._give_up,
-        }
+    def run(self, attempt: Callable[[], Result], *, sleep: Callable[[float], object] = time.sleep) -> Result:
+        """Calls `attempt` until it returns, and waits between tries.
 
-    def _is_worth_retrying(self, error: BaseException) -> bool:
+        Raises the error of a try that is not worth another one, and DeadlineExceeded if the deadline leaves no time for
+        one. Each use counts its own tries; progress restarts the clock."""
+        for number in itertools.count(1):
+            self._note_call()
+            try:
+                return attempt()
+            except OctavoError as error:
+                seconds = self._next_wait(error, number)
+            sleep(seconds)
+        raise AssertionError("unreachable")
+
+    async def run_async(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
+        """The same for the asynchronous client."""
+        for number in itertools.count(1):
+            self._note_call()
+            try:
+                return await attempt()
+            except OctavoError as error:
+                seconds = self._next_wait(error, number)
+            await asyncio.sleep(seconds)
+        raise AssertionError("unreachable")
+
+    def _next_wait(self, error: OctavoError, number: int) -> float:
+        """Returns the seconds until the next try, and turns to its target. number: of the try that failed, from 1.
+        Raises as `run` does."""
+        if not self._is_worth_retrying(error):
+            raise error
+        seconds = self._wait(error, number)
+        if self._must_stop(error, number, seconds):
+            if self._deadline.reached_within(seconds) and not isinstance(error, Overloaded):
+                raise DeadlineExceeded(f"{self._deadline}; the last try failed: {error}") from None
+            raise error
+        self._go_elsewhere(error)
+        return seconds
+
+    def _is_worth_retrying(self, error: OctavoError) -> bool:
         if isinstance(error, ItemsNeeded):
             return self._assembly is not None and self._assembly.bring_items()
         self._note_failure()
@@ -145,7 +182,7 @@ class RetryPolicy:
         # The previous call still counts as live until its router notices that the connection is gone.
         return isinstance(error, DuplicateRequest) and self._assembly is not None and self._assembly.num_calls > 1
 
-    def _note_call(self, state: tenacity.RetryCallState) -> None:
+    def _note_call(self) -> None:
         # A try that finds a current call only handles its failure.
         if self._assembly is None or self._assembly.num_calls == self._num_lost:
             self._call_began = self._clock()
@@ -159,39 +196,32 @@ class RetryPolicy:
         if self._failing_since is None or num_received != self._num_received or was_steady:
             self._failing_since, self._num_received = now, num_received
 
-    def _wait(self, state: tenacity.RetryCallState) -> float:
+    def _wait(self, error: OctavoError, number: int) -> float:
         """Seconds before the next try: at least what an overloaded server asks for, because its schedulers are just as
         busy behind other routers. What an unavailable server asks for counts only if there is no other target."""
-        error = _error_of(state)
         if isinstance(error, ItemsNeeded):
             return 0.0
-        backoff = self._backoff(state)
+        # Many tries would overflow a float.
+        backoff = random.uniform(0.0, min(_BACKOFF_S * 2.0 ** min(number - 1, 10), _LONGEST_BACKOFF_S))
         asked = error.retry_after_s if isinstance(error, Overloaded | Unavailable) else None
         if asked is None or (isinstance(error, Unavailable) and len(self._targets) > 1):
             return backoff
         return max(backoff, asked * random.uniform(1.0, 1.25))
 
-    def _must_stop(self, state: tenacity.RetryCallState) -> bool:
-        if self._deadline.reached_within(state.upcoming_sleep):
+    def _must_stop(self, error: OctavoError, number: int, wait_s: float) -> bool:
+        if self._deadline.reached_within(wait_s):
             return True
-        if isinstance(_error_of(state), ItemsNeeded):
+        if isinstance(error, ItemsNeeded):
             return False
         assert self._failing_since is not None
         seconds = self._clock() - self._failing_since
-        if isinstance(_error_of(state), Overloaded):
+        if isinstance(error, Overloaded):
             # Waiting beyond retry_for is pointless. Streams that have started do not draw on the retry budget.
-            in_time = seconds + state.upcoming_sleep < self._retry_for
+            in_time = seconds + wait_s < self._retry_for
             return not (in_time and (self._num_received or self._budget.take()))
-        return state.attempt_number >= len(self._targets) and seconds >= self._retry_for
+        return number >= len(self._targets) and seconds >= self._retry_for
 
-    def _give_up(self, state: tenacity.RetryCallState) -> NoReturn:
-        error = _error_of(state)
-        if self._deadline.reached_within(state.upcoming_sleep) and not isinstance(error, Overloaded):
-            raise DeadlineExceeded(f"{self._deadline}; the last try failed: {error}") from None
-        raise error
-
-    def _go_elsewhere(self, state: tenacity.RetryCallState) -> None:
-        error = _error_of(state)
+    def _go_elsewhere(self, error: OctavoError) -> None:
         if isinstance(error, ItemsNeeded):
             # The same router gets them.
             return
@@ -204,10 +234,3 @@ class RetryPolicy:
             "going on" if self._assembly and self._assembly.started else "calling again",
             self._targets.current,
         )
-
-
-def _error_of(state: tenacity.RetryCallState) -> BaseException:
-    """The error of a failed try."""
-    error = state.outcome and state.outcome.exception()
-    assert error is not None
-    return error

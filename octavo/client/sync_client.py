@@ -5,7 +5,6 @@ from types import TracebackType
 from typing import Unpack
 
 import grpc
-import tenacity
 
 from octavo.client.base import (
     BaseClient,
@@ -46,7 +45,7 @@ class GenerationStream(BaseStream, Iterator[StreamEvent]):
                 self._failure = self._lost(error)
             except StopIteration:
                 raise self._ended_early() from None
-        return tenacity.Retrying(**self._policy.arguments())(self._try_message)
+        return self._policy.run(self._try_message)
 
     def _try_message(self) -> pb.GenerateResponse:
         self._begin_try()
@@ -147,4 +146,4 @@ class Client(BaseClient[GenerationStream]):
             except grpc.RpcError as error:
                 raise from_rpc_error(error) from None
 
-        return unary.convert(tenacity.Retrying(**policy.arguments())(attempt))
+        return unary.convert(policy.run(attempt))

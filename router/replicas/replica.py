@@ -14,7 +14,17 @@ from grpc.aio import EOF  # type: ignore[attr-defined]
 
 from configs.sampling import MAX_LOGPROBS
 from protos.inference_pb2 import FINISH_REASON_CANCELLED, FINISH_REASON_ERROR
-from protos.scheduler_pb2 import Open, RouterMessage, SchedulerMessage, Welcome
+from protos.scheduler_pb2 import (
+    PAUSE_MODE_ABORT,
+    PAUSE_MODE_KEEP,
+    PAUSE_MODE_NONE,
+    PAUSE_MODE_UNSPECIFIED,
+    PAUSE_MODE_WAIT,
+    Open,
+    RouterMessage,
+    SchedulerMessage,
+    Welcome,
+)
 from protos.scheduler_pb2_grpc import SchedulerStub
 from router.replicas.connection import ENDED_HERE, Connection
 from router.replicas.health.breaker import Breaker, Progress
@@ -50,6 +60,10 @@ class ReplicaOptions:
     stall_timeout: float = 0.0
     # Returns those in force, which may change; None: no TLS.
     credentials: Callable[[], grpc.ChannelCredentials] | None = None
+
+
+# Pauses in which a replica takes no new requests.
+_REFUSING = (PAUSE_MODE_ABORT, PAUSE_MODE_WAIT)
 
 
 class Hold(Enum):
@@ -113,7 +127,9 @@ class Replica:
     @property
     def usable(self) -> bool:
         """True if it takes requests, though it may queue them while its workers are away."""
-        return self.session is not None and not self.session.load.draining and self.hold is Hold.NONE
+        if self.session is None or self.hold is not Hold.NONE:
+            return False
+        return not self.session.load.draining and self.session.load.paused not in _REFUSING
 
     @property
     def ready(self) -> bool:
@@ -145,6 +161,8 @@ class Replica:
         text = f"{self.address} is ready"
         if not self.ready:
             cause = "draining" if self.session.load.draining else "its workers are away"
+            if self.session.load.paused in _REFUSING:
+                cause = "paused for all routers"
             if self.hold is not Hold.NONE:
                 cause = f"{self.hold.value} by an operator"
             text = f"{self.address}: {cause} (for {self._seconds_so:.0f} s)"
@@ -161,6 +179,8 @@ class Replica:
             return self.hold.value
         if self.draining:
             return "draining"
+        if self.session.load.paused not in (PAUSE_MODE_UNSPECIFIED, PAUSE_MODE_NONE):
+            return Hold.PAUSED.value
         if not self.ready:
             return "loading"
         return "left_out" if self.breaker.describe(time.monotonic()) or self.too_slow else "ready"
@@ -325,7 +345,10 @@ class Replica:
                 self.breaker.finished(now)
         if self._progress.advance(awake_now, epoch=session.welcome.epoch, last_step=load.last_step):
             self.breaker.delivered(now)
-        elif self._progress.is_overdue(awake_now, has_work=session.num_groups > 0 or session.num_sequences > 0):
+        elif self._progress.is_overdue(
+            awake_now,
+            has_work=load.paused != PAUSE_MODE_KEEP and (session.num_groups > 0 or session.num_sequences > 0),
+        ):
             self._note_if_left_out(self.breaker.stalled(now, self._options.stall_timeout))
             self._note_change()
         if message.HasField("welcome"):

@@ -7,33 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from protos.scheduler_pb2 import KeyLeft, KeyUse
 from router.errors import RateLimited
-
-
-class TokenBucket:
-    """A token bucket for a rate limit, full at first. clock: seconds, never backwards."""
-
-    def __init__(self, per_minute: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.per_minute = per_minute
-        self._clock = clock
-        self._level = float(per_minute)
-        self._filled_at = clock()
-
-    @property
-    def wait_s(self) -> float:
-        """Seconds until at least one token is there; 0: now."""
-        now = self._clock()
-        refill = (now - self._filled_at) * self.per_minute / 60
-        self._level, self._filled_at = min(self._level + refill, self.per_minute), now
-        return max(1 - self._level, 0.0) * 60 / self.per_minute
-
-    def take(self, amount: int) -> None:
-        """Takes tokens, if need be more than there are: the level may be negative."""
-        self._level -= amount
+from runtime.security.token_bucket import TokenBucket
 
 
 class RateLimits:
-    """The limits of one key; None: no limit."""
+    """The limits of one key, None for none, as this process knows them; a scheduler counts what all processes use."""
 
     def __init__(
         self,
@@ -43,6 +23,8 @@ class RateLimits:
     ) -> None:
         self._requests = None if requests_per_minute is None else TokenBucket(requests_per_minute, clock)
         self._tokens = None if tokens_per_minute is None else TokenBucket(tokens_per_minute, clock)
+        # Used here, and not counted by a scheduler yet.
+        self._num_requests, self._num_tokens = 0, 0
 
     def begin_request(self) -> None:
         """Counts one request. Raises RateLimited, and counts nothing then."""
@@ -55,11 +37,51 @@ class RateLimits:
                 )
         if self._requests is not None:
             self._requests.take(1)
+            self._num_requests += 1
 
     def spend_tokens(self, count: int) -> None:
         """Counts tokens of a prompt or an output."""
         if self._tokens is not None:
             self._tokens.take(count)
+            self._num_tokens += count
+
+    @property
+    def are_any(self) -> bool:
+        return self._requests is not None or self._tokens is not None
+
+    @property
+    def are_used(self) -> bool:
+        """True if a scheduler has something to count, or would have to know what is left if it had just started."""
+        if self._num_requests or self._num_tokens:
+            return True
+        return any(each is not None and each.left < each.per_minute for each in (self._requests, self._tokens))
+
+    def take_use(self, key: str) -> KeyUse:
+        """Returns what was used since the last call, for a scheduler to count. key: names the key."""
+        requests, tokens = self._requests, self._tokens
+        use = KeyUse(
+            key=key,
+            requests_per_minute=0 if requests is None else requests.per_minute,
+            tokens_per_minute=0 if tokens is None else tokens.per_minute,
+            num_requests=self._num_requests,
+            num_tokens=self._num_tokens,
+            requests_left=0 if requests is None else requests.left,
+            tokens_left=0 if tokens is None else tokens.left,
+        )
+        self._num_requests = self._num_tokens = 0
+        return use
+
+    def give_back(self, use: KeyUse) -> None:
+        """Takes back what could not be counted."""
+        self._num_requests += use.num_requests
+        self._num_tokens += use.num_tokens
+
+    def set_left(self, left: KeyLeft) -> None:
+        """Takes over what is left after what all routers have used; what was used here since then counts, too."""
+        if self._requests is not None:
+            self._requests.left = left.requests_left - self._num_requests
+        if self._tokens is not None:
+            self._tokens.left = left.tokens_left - self._num_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -109,6 +109,10 @@ class Keys:
             raise Unauthenticated(f"this API key is not known here: {_HOW_TO_SEND} with a valid one")
         return found
 
+    def limited(self) -> list[Identity]:
+        """The keys that have rate limits."""
+        return [identity for identity in self._identities.values() if identity.limits.are_any]
+
     def of_tenant(self, tenant: str, key_digest: str) -> Identity | None:
         """Finds who made a call earlier: by the key, or another key of the tenant if that one is gone; None: none."""
         found = [each for each in self._identities.values() if each.tenant == tenant]

@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from runtime.telemetry.tracing import TRACEPARENT, valid_traceparent
+from runtime.telemetry.traceparent import TRACEPARENT, valid_traceparent
 
 # A context variable, like security.identity's caller, so that every protocol passes it on.
 _incoming: contextvars.ContextVar[str] = contextvars.ContextVar("traceparent", default="")

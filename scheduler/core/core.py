@@ -255,9 +255,10 @@ class Core:
         """Hides all blocks computed so far from later sequences. Returns how many could be found."""
         return self._state.pool.unpublish_all()
 
-    def watch_cache(self, enabled: bool) -> None:
-        """Starts or stops keeping events for `take_cache_events`; the first ones list what can be found now."""
-        self._state.pool.watch(enabled)
+    def watch_cache(self, enabled: bool, *, contents: bool = False) -> None:
+        """Starts or stops keeping events for `take_cache_events`; the first ones list what can be found now. contents:
+        they have the contents of blocks that are stored from now on."""
+        self._state.pool.watch(enabled, contents=contents)
 
     def take_cache_events(self) -> list[CacheEvent]:
         """Returns the changes to the prefix cache since the last call, in order."""

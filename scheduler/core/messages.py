@@ -400,10 +400,26 @@ class CoreStats:
 
 
 @dataclass(frozen=True, slots=True)
+class BlockContent:
+    """What a block's hash is made of.
+
+    parent: the hash of the block before it; None for a sequence's first block. items: name and first token, counted in
+    the block, of those that start in it.
+    """
+
+    parent: bytes | None
+    token_ids: tuple[int, ...]
+    cache_salt: str
+    items: tuple[tuple[bytes, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class BlockStored:
-    """A full block can be found by this hash from now on (runtime.block_hashes)."""
+    """A full block can be found by this hash from now on (runtime.block_hashes). content: None unless it was asked for,
+    and for blocks that could be found before that."""
 
     block_hash: bytes
+    content: BlockContent | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Sends routers that watch the prefix cache its content and its changes."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from scheduler.core.messages import BlockRemoved, BlockStored, CacheCleared, CacheEvent
@@ -13,8 +13,8 @@ MAX_UNTOLD_AT_ONCE = 4096
 class WatchedCache(Protocol):
     """The part of the core that watchers need."""
 
-    def watch_cache(self, enabled: bool) -> None:
-        """Starts or stops keeping events."""
+    def watch_cache(self, enabled: bool, *, contents: bool = False) -> None:
+        """Starts or stops keeping events, with the contents of blocks or without."""
         ...
 
     def take_cache_events(self) -> Sequence[CacheEvent]:
@@ -29,10 +29,12 @@ class WatchedCache(Protocol):
 class CacheWatchers:
     """Sends each watching Session the content of the cache when it joins, and every change after that.
 
-    The core keeps events only while a Session watches.
+    The core keeps events only while a Session watches, or for `publish`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, publish: Callable[[Sequence[CacheEvent]], None] | None = None) -> None:
+        """publish: called with all changes, of all Sessions or none; None: nobody but Sessions watches."""
+        self._publish = publish
         # By Session: hashes that were in the cache when it joined and are still to be sent; None: it has just joined.
         self._untold: dict[int, dict[bytes, None] | None] = {}
         self._is_on = False
@@ -46,13 +48,15 @@ class CacheWatchers:
 
     def take(self, cache: WatchedCache) -> Iterator[tuple[int, Sequence[CacheEvent]]]:
         """Yields the events for each Session since the last call."""
-        is_wanted = bool(self._untold)
+        is_wanted = bool(self._untold) or self._publish is not None
         if is_wanted != self._is_on:
-            cache.watch_cache(is_wanted)
+            cache.watch_cache(is_wanted, contents=self._publish is not None)
             self._is_on = is_wanted
         if not is_wanted:
             return
         changes = cache.take_cache_events()
+        if changes and self._publish is not None:
+            self._publish(changes)
         for session, untold in self._untold.items():
             if untold is None:
                 # The hashes include the changes already.

@@ -135,6 +135,15 @@ class CancelRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Pauses the replica, or lets it go on. answer: the mode it is in then, once it is paused."""
+
+    mode: scheduler_pb2.PauseMode
+    clear_cache: bool = False
+    answer: Future[scheduler_pb2.PauseMode] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResetPrefixCache:
     """Empties the prefix cache. answer: the number of blocks that could be found before."""
 
@@ -155,6 +164,7 @@ Command = (
     | Explain
     | Observe
     | CancelRequest
+    | Pause
     | ResetPrefixCache
 )
 

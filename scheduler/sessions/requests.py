@@ -4,14 +4,15 @@ No I/O and no clock. `Requests` belongs to the step loop's thread.
 """
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from protos import inference_pb2, scheduler_pb2
-from runtime.telemetry.tracing import trace_id_of
+from runtime.telemetry.traceparent import trace_id_of
 from scheduler.core.core import Core
 from scheduler.core.messages import (
+    CacheEvent,
     CoreLoad,
     FinishReason,
     RejectReason,
@@ -57,18 +58,21 @@ SessionCommand = (
 class Requests:
     """The Sessions of all routers and the core that they share."""
 
-    def __init__(self, items: ItemStore | None = None) -> None:
-        """items: None if no items are taken."""
+    def __init__(
+        self, items: ItemStore | None = None, publish: Callable[[Sequence[CacheEvent]], None] | None = None
+    ) -> None:
+        """items: None if no items are taken. publish: called with all changes of the prefix cache."""
         self.items = ItemStore(ItemMemory(0)) if items is None else items
         self._sessions = Sessions()
         self._ended: list[LiveGroup] = []
-        self._cache_watchers = CacheWatchers()
+        self._cache_watchers = CacheWatchers(publish)
         self._welcome: scheduler_pb2.Welcome | None = None
         # The load sent last, without last_group and what steps add to, whose growth alone is no reason to send.
-        self._told: tuple[CoreLoad, bool, bool] | None = None
+        self._told: tuple[CoreLoad, bool, bool, scheduler_pb2.PauseMode] | None = None
         # None before the first epoch.
         self._core: Core | None = None
         self._is_draining = False
+        self._paused = scheduler_pb2.PAUSE_MODE_NONE
 
     @property
     def model_name(self) -> str:
@@ -91,6 +95,13 @@ class Requests:
     def drain(self) -> None:
         """Refuses all submissions from now on."""
         self._is_draining = True
+
+    def pause(self, mode: scheduler_pb2.PauseMode, now: float) -> None:
+        """Tells the routers of a pause. ABORT and WAIT refuse submissions until NONE; ABORT cancels all requests."""
+        self._paused = mode
+        if mode == scheduler_pb2.PAUSE_MODE_ABORT:
+            for group in self._sessions.groups:
+                self._cancel(group, (), now, reason=scheduler_pb2.CANCEL_REASON_REQUESTED)
 
     def handle(self, command: SessionCommand, now: float) -> None:
         match command:
@@ -128,6 +139,10 @@ class Requests:
         session, router_group = submit.session, submit.router_group
         if self._is_draining:
             text = "this replica is shutting down: submit elsewhere"
+            self._reject(session, router_group, scheduler_pb2.REJECT_REASON_DRAINING, text)
+            return
+        if self._paused in (scheduler_pb2.PAUSE_MODE_ABORT, scheduler_pb2.PAUSE_MODE_WAIT):
+            text = "this replica is paused: submit elsewhere, or again once it is resumed"
             self._reject(session, router_group, scheduler_pb2.REJECT_REASON_DRAINING, text)
             return
         live = self._sessions.live_attempt(submit.request.request_id)
@@ -297,7 +312,7 @@ class Requests:
             return []
         for session, events in self._cache_watchers.take(self._core):
             self._sessions.outbox(session).add_cache_events(events)
-        told = (self._core.load, workers_ready, self._is_draining)
+        told = (self._core.load, workers_ready, self._is_draining, self._paused)
         has_news, self._told = told != self._told, told
         load = _load(*told)
         load.last_step = steps.num_steps
@@ -320,7 +335,9 @@ class Requests:
         return self._core
 
 
-def _load(load: CoreLoad, workers_ready: bool, is_draining: bool) -> scheduler_pb2.Load:
+def _load(
+    load: CoreLoad, workers_ready: bool, is_draining: bool, paused: scheduler_pb2.PauseMode
+) -> scheduler_pb2.Load:
     return scheduler_pb2.Load(
         num_running=load.num_running,
         num_waiting=load.num_waiting,
@@ -329,6 +346,7 @@ def _load(load: CoreLoad, workers_ready: bool, is_draining: bool) -> scheduler_p
         num_queued_tokens=load.num_queued_tokens + load.num_prefill_tokens,
         workers_ready=workers_ready,
         draining=is_draining,
+        paused=paused,
         refused_priority=load.refused_priority,
         refused_tenants=dict(load.refused_tenants),
     )

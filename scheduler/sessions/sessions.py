@@ -290,6 +290,11 @@ class Sessions:
     def outbox(self, session: int) -> Outbox:
         return self._sessions[session].outbox
 
+    @property
+    def groups(self) -> list[LiveGroup]:
+        """All live groups."""
+        return list(self._groups.values())
+
     def live_attempt(self, request_id: str) -> LiveGroup | None:
         return self._attempts.get(request_id)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from configs.sampling import MAX_BAD_WORD_TOKENS, MAX_LOGPROB_TOKENS, MAX_PATTERN_SIZE, MOST_LOGPROBS, out_of_range
 from protos import inference_pb2, scheduler_pb2
 from runtime.media.names import NAME_BYTES
-from runtime.telemetry.tracing import valid_traceparent
+from runtime.telemetry.traceparent import valid_traceparent
 from scheduler.core.messages import ChoiceStart, GroupRequest, ItemSpan
 from scheduler.ranks.step_wire import GroupSampling, is_constrained, stop_rules
 from scheduler.sessions.commands import CancelGroup, Command, EndUnsentChoices, RefuseGroup, SubmitGroup

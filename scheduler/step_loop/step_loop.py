@@ -32,12 +32,14 @@ from scheduler.recording.recorded_core import RecordedCore
 from scheduler.sessions import commands
 from scheduler.sessions.commands import StepLoopListener
 from scheduler.sessions.items import ItemMemory, ItemStore
+from scheduler.sessions.kv_events.publisher import KvEventPublisher
 from scheduler.sessions.observation import Observation
 from scheduler.sessions.requests import Requests
 from scheduler.settings import core_settings
 from scheduler.sockets import InvalidMessages
 from scheduler.step_loop.connections import LONGEST_WAIT_S, Connections, open_connections
 from scheduler.step_loop.item_flow import ItemFlow
+from scheduler.step_loop.pause import Pauses
 from scheduler.step_loop.pipeline import StepPipeline
 from scheduler.telemetry.metrics import SchedulerMetrics, SchedulerStatus
 from scheduler.telemetry.reports import Reports
@@ -80,7 +82,12 @@ class StepLoop(threading.Thread):
         self.progress = LoopProgress("step_loop", options.hang_timeout)
         # Shared with the gRPC thread.
         self.item_memory = ItemMemory(int(options.item_memory * 2**30))
-        self._requests = Requests(ItemStore(self.item_memory))
+        # None unless outside routers are told of the prefix cache.
+        self._kv_events = KvEventPublisher.of(options, replica)
+        self._requests = Requests(
+            ItemStore(self.item_memory), None if self._kv_events is None else self._kv_events.publish
+        )
+        self._pauses = Pauses(self._requests)
         # None until the workers of the first epoch report their blocks and limits.
         self._core: Core | None = None
         self._num_lost_with_workers = 0
@@ -137,6 +144,9 @@ class StepLoop(threading.Thread):
         self._front.ended(self._cause)
 
     def _open(self, stack: ExitStack) -> None:
+        if self._kv_events is not None:
+            self._kv_events.start_bound()
+            stack.callback(self._kv_events.stop)
         self._connections: Connections = open_connections(
             stack,
             self._options,
@@ -180,7 +190,9 @@ class StepLoop(threading.Thread):
                 self._check(now)
             if lockstep is not None:
                 self._handle(lockstep.exchange(ready, now), now)
-            self._handle(self._pipeline.schedule(), time.monotonic())
+            if not self._pauses.is_frozen:
+                self._handle(self._pipeline.schedule(), time.monotonic())
+            self._pauses.settle(self._core)
             self._handle(self._items.send(now), time.monotonic())
             self._send_messages(is_tick)
             if self._drain_deadline is not None:
@@ -206,6 +218,8 @@ class StepLoop(threading.Thread):
                 _answer(command.answer, self._observe(now))
             case commands.CancelRequest():
                 _answer(command.answer, self._requests.cancel_request(command.request_id, now))
+            case commands.Pause():
+                self._pauses.take(command, now)
             case commands.ResetPrefixCache():
                 _answer(command.answer, core.reset_prefix_cache() if core else 0)
             case _:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from itertools import zip_longest
 
 from configs.options import Options
-from runtime.telemetry.tracing import Tracing, is_sampled
+from runtime.telemetry.traceparent import is_sampled
+from runtime.telemetry.tracing import Tracing
 from scheduler.core.core import Core
 from scheduler.core.messages import CoreStats, Plan, Preempted
 from scheduler.sessions.observation import StepSeen

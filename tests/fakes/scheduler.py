@@ -20,6 +20,7 @@ from protos.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_t
 from runtime.media.names import item_name
 from runtime.security.tls import add_port
 from runtime.wire import PROTOCOL_VERSION
+from scheduler.sessions.rate_counts import RateCounts
 
 NextToken = Callable[[Sequence[int], int, int, int], int]
 
@@ -116,6 +117,7 @@ class FakeScheduler:
     # Items, serialized, by name; those that arrived, in order, once more for each time.
     items: dict[bytes, bytes] = field(default_factory=dict)
     arrived_items: list[bytes] = field(default_factory=list)
+    rate_counts: RateCounts = field(default_factory=RateCounts)
 
     async def start(self) -> None:
         self._sessions: set[_FakeSession] = set()
@@ -192,6 +194,9 @@ class _Servicer(SchedulerServicer):
     async def Routers(self, request: wire.RoutersRequest, context: grpc.aio.ServicerContext) -> wire.RoutersResponse:
         addresses = {session.peer_address for session in self._scheduler._sessions} - {""}
         return wire.RoutersResponse(peer_addresses=sorted(addresses))
+
+    async def Count(self, request: wire.CountRequest, context: grpc.aio.ServicerContext) -> wire.CountResponse:
+        return self._scheduler.rate_counts.count(request)
 
     async def Cancel(self, request: pb.CancelRequest, context: grpc.aio.ServicerContext) -> pb.CancelResponse:
         sessions = list(self._scheduler._sessions)

@@ -1,7 +1,7 @@
 """All edges, in the order in which they are fuzzed."""
 
 from benchmarks.fuzz.edge import Kind
-from benchmarks.fuzz.edges.client_grpc import inference, kserve_edge, vllm_edge
+from benchmarks.fuzz.edges.client_grpc import inference, kserve_edge, sglang_edge, vllm_edge, vllm_own_edge
 from benchmarks.fuzz.edges.client_http import http
 from benchmarks.fuzz.edges.constraints import constraints
 from benchmarks.fuzz.edges.coordination import coordination
@@ -15,6 +15,8 @@ _ALL = (
     Kind(name="inference", reads="router: octavo.v1.Inference of gRPC clients", opened=inference),
     Kind(name="kserve", reads="router: GRPCInferenceService of Triton's clients", opened=kserve_edge),
     Kind(name="vllm", reads="router: VllmEngine of the SMG gateway", opened=vllm_edge),
+    Kind(name="vllm-inference", reads="router: vLLM's own vllm.Inference", opened=vllm_own_edge),
+    Kind(name="sglang", reads="router: SglangScheduler of SGLang's routers", opened=sglang_edge),
     Kind(name="http", reads="router: OpenAI's HTTP, from the headers on", opened=http),
     Kind(
         name="constraints",

@@ -18,7 +18,11 @@ from benchmarks.fuzz.edges.cluster import CHAT, CHAT_WITH_JSON, REQUESTS, SmallC
 from benchmarks.fuzz.mutation import malformed
 from protos import inference_pb2 as pb
 from protos import kserve_pb2 as kserve
+from protos import sglang_pb2 as sglang
+from protos import vllm_pb2 as vllm_own
 from router.api.compat.kserve.convert import read
+from router.api.compat.sglang import convert as of_sglang
+from router.api.compat.vllm import convert as of_vllm
 from router.api.compat.vllm_engine.convert import generate_request
 from router.api.inference_service import InferenceService
 from router.errors import RequestError
@@ -170,4 +174,68 @@ async def vllm_edge(directory: Path) -> AsyncIterator[Edge]:
             cluster,
             {vllm.GenerateRequest: seeds},
             lambda request: generate_request(request, request.request_id or uuid.uuid4().hex),
+        )
+
+
+@asynccontextmanager
+async def vllm_own_edge(directory: Path) -> AsyncIterator[Edge]:
+    shared = {
+        "sampling": vllm_own.RandomSampling(num_sequences=2, top_k=4, top_p=0.9, min_p=0.1, seed=-7),
+        "decoding": vllm_own.DecodingParameters(logit_bias={5: 1.0}, presence_penalty=0.5),
+        "stopping": vllm_own.StoppingCriteria(max_new_tokens=3, stop_strings=["a"], stop_token_ids=[4]),
+        "response": vllm_own.ResponseOptions(output_logprobs=True, prompt_logprobs=True, output_token_ids=True),
+    }
+    seeds = (
+        vllm_own.GenerateRequest(request_id="a", text="Hello there", temperature=0.5, **shared),
+        vllm_own.GenerateRequest(request_id="b", token_ids=vllm_own.TokenIds(ids=[5, 6]), **shared),
+    )
+
+    class Fuzzed(_Foreign):
+        async def answer(self, request: Any, caller: _Caller) -> None:
+            replies = of_vllm.Replies(request.response)
+            async with self._intake.open(self._convert(request), None) as stream:
+                while events := await stream.outbox.take():
+                    for event in events:
+                        if (reply := replies.take(event)) is not None:
+                            await caller.write(reply)
+
+    async with small_cluster(directory) as cluster:
+        yield Fuzzed(
+            cluster,
+            {vllm_own.GenerateRequest: seeds},
+            lambda request: of_vllm.generate_request(
+                request, request.request_id or uuid.uuid4().hex, cluster.router.intake.model.default_sampling
+            ),
+        )
+
+
+@asynccontextmanager
+async def sglang_edge(directory: Path) -> AsyncIterator[Edge]:
+    sampling = sglang.SamplingParams(
+        temperature=0.5, top_p=0.9, top_k=4, max_new_tokens=3, n=2, stop=["a"], stop_token_ids=[4],
+        logit_bias={"5": 1.0},
+    )  # fmt: skip
+    prompt = sglang.TokenizedInput(input_ids=[5, 6])
+    seeds = (
+        sglang.GenerateRequest(request_id="a", tokenized=prompt, sampling_params=sampling, stream=True),
+        sglang.GenerateRequest(
+            tokenized=prompt, sampling_params=sampling, return_logprob=True, logprob_start_len=1, top_logprobs_num=2
+        ),
+    )
+
+    class Fuzzed(_Foreign):
+        async def answer(self, request: Any, caller: _Caller) -> None:
+            message = self._convert(request)
+            replies = of_sglang.Replies(request, message.request_id)
+            async with self._intake.open(message, None) as stream:
+                while events := await stream.outbox.take():
+                    for event in events:
+                        for reply in replies.take(event):
+                            await caller.write(reply)
+
+    async with small_cluster(directory) as cluster:
+        yield Fuzzed(
+            cluster,
+            {sglang.GenerateRequest: seeds},
+            lambda request: of_sglang.generate_request(request, request.request_id or uuid.uuid4().hex),
         )

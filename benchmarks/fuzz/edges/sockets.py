@@ -23,6 +23,7 @@ from router.api.gateway.app import Gateway
 from router.api.gateway.server import GatewayServer
 from runtime.security.curve import client_curve, make_keys, server_curve, start_authenticator
 from runtime.telemetry.http_server import ObservabilityServer
+from runtime.wire import PROTOCOL_VERSION
 from tests.support.scheduler.scheduling import make_options, running_scheduler, running_worker
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -141,15 +142,18 @@ async def router_methods(directory: Path) -> AsyncIterator[Edge]:
 @asynccontextmanager
 async def scheduler_methods(directory: Path) -> AsyncIterator[Edge]:
     options = make_options(directory)
-    opening = session.RouterMessage(open=session.Open(protocol_version=1, router_id="fuzz"))
+    opening = session.RouterMessage(open=session.Open(protocol_version=PROTOCOL_VERSION, router_id="fuzz"))
     submit = session.Submit(
         request_id="a", group=1, num_prompt_tokens=2, prompt_token_ids=[20, 21],
         sampling=inference_pb2.SamplingParams(max_tokens=2), choices=[session.SequenceStart()],
     )  # fmt: skip
+    use = session.KeyUse(key="a", requests_per_minute=6, num_requests=1, requests_left=5)
     methods = (
         ("/octavo.v1.Scheduler/Session", (opening, opening, session.RouterMessage(submit=submit))),
         ("/octavo.v1.Admin/Explain", (admin_pb2.ExplainRequest(request_id="a"),)),
         ("/octavo.v1.Admin/ResetPrefixCache", (admin_pb2.ResetPrefixCacheRequest(),)),
+        ("/octavo.v1.Scheduler/Pause", (session.PauseRequest(mode=session.PAUSE_MODE_WAIT, clear_cache=True),)),
+        ("/octavo.v1.Scheduler/Count", (session.CountRequest(keys=[use]),)),
         ("/octavo.v1.Scheduler/Nothing", (opening,)),
     )
     async with (

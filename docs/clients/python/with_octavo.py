@@ -1,4 +1,4 @@
-"""Streams a completion with Octavo's own client, which resumes by itself: pip install octavo.
+"""Streams a completion with Octavo's own client, which resumes by itself: pip install octavo-client.
 
 python with_octavo.py ADDRESS[,ADDRESS...] PROMPT [MAX_TOKENS [SEED]]
 """

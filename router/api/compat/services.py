@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 
 import grpc.aio
 
+from configs.options import Options
 from router.api.compat.kserve.service import add_to_server as add_kserve
+from router.api.compat.sglang.service import add_to_server as add_sglang
 from router.api.compat.vllm.service import add_to_server as add_vllm
 from router.intake.intake import Intake
 from router.replicas.replica_set import ReplicaSet
@@ -17,13 +19,15 @@ class MissingPackageError(ImportError):
     """A service's messages are in a package that is not installed; the message says which."""
 
 
-def add_services(names: Sequence[str], server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet) -> list[str]:
+def add_services(
+    names: Sequence[str], server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet, options: Options
+) -> list[str]:
     """Registers the services `names` and returns their full names. Raises MissingPackageError."""
-    added = [_ADD[name](server, intake, replicas) for name in dict.fromkeys(names)]
+    added = [_ADD[name](server, intake, replicas, options) for name in dict.fromkeys(names)]
     if "vllm" in names and "smg" not in names:
         # What `vllm` meant before.
         try:
-            added.append(_add_smg(server, intake, replicas))
+            added.append(_add_smg(server, intake, replicas, options))
         except MissingPackageError:
             pass
         else:
@@ -31,7 +35,7 @@ def add_services(names: Sequence[str], server: grpc.aio.Server, intake: Intake, 
     return [service for services in added for service in services]
 
 
-def _add_smg(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet) -> list[str]:
+def _add_smg(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet, options: Options) -> list[str]:
     try:
         # Imported here, so that the other services need not have the package.
         from router.api.compat.vllm_engine.service import add_to_server
@@ -44,12 +48,17 @@ def _add_smg(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet) -> l
     return [add_to_server(server, intake, replicas)]
 
 
-def _add_kserve(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet) -> list[str]:
+def _add_kserve(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet, options: Options) -> list[str]:
     return [add_kserve(server, intake, replicas)]
 
 
-_ADD: dict[str, Callable[[grpc.aio.Server, Intake, ReplicaSet], list[str]]] = {
+def _add_sglang(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet, options: Options) -> list[str]:
+    return [add_sglang(server, intake, replicas)]
+
+
+_ADD: dict[str, Callable[[grpc.aio.Server, Intake, ReplicaSet, Options], list[str]]] = {
     "vllm": add_vllm,
     "smg": _add_smg,
+    "sglang": _add_sglang,
     "kserve": _add_kserve,
 }

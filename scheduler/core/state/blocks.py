@@ -1,11 +1,12 @@
 """Hands out KV blocks by number, counts their holders, and finds full ones by hash so that sequences share prefixes."""
 
 import sys
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Reversible
 
 from runtime.block_hashes import hash_block, hash_scope, scope_of
-from scheduler.core.messages import BlockRemoved, BlockStored, CacheCleared, CacheEvent, GroupRequest
+from scheduler.core.messages import BlockContent, BlockRemoved, BlockStored, CacheCleared, CacheEvent, GroupRequest
 from scheduler.core.state.request import Group, Sequence
 
 
@@ -26,6 +27,7 @@ class BlockPool:
         self._keep_unused = keep_unused
         # None: nobody watches.
         self._events: list[CacheEvent] | None = None
+        self._tells_contents = False
         self.reset(num_blocks)
 
     def reset(self, num_blocks: int) -> None:
@@ -112,14 +114,19 @@ class BlockPool:
         """The block with this content, used or cached."""
         return self._block_of.get(block_hash)
 
-    def publish(self, block: int, block_hash: bytes) -> None:
+    @property
+    def tells_contents(self) -> bool:
+        """True if `publish` needs the content of blocks for its events."""
+        return self._tells_contents
+
+    def publish(self, block: int, block_hash: bytes, content: BlockContent | None = None) -> None:
         """Makes a held block findable by its content. Among blocks of equal content, the first one stays findable."""
         assert self._num_holders[block] > 0
         assert block not in self._hash_of
         if self._block_of.setdefault(block_hash, block) == block:
             self._hash_of[block] = block_hash
             if self._events is not None:
-                self._events.append(BlockStored(block_hash))
+                self._events.append(BlockStored(block_hash, content))
 
     def unpublish(self, block: int) -> None:
         """Hides a block, which must not be cached."""
@@ -143,8 +150,10 @@ class BlockPool:
 
     # --- Events
 
-    def watch(self, enabled: bool) -> None:
-        """Starts or stops keeping events for `take_events`; the first ones list what can be found now."""
+    def watch(self, enabled: bool, *, contents: bool = False) -> None:
+        """Starts or stops keeping events for `take_events`; the first ones list what can be found now. contents: events
+        have the contents of blocks that are published from now on."""
+        self._tells_contents = enabled and contents
         self._events = [CacheCleared(), *map(BlockStored, self._block_of)] if enabled else None
 
     def take_events(self) -> list[CacheEvent]:
@@ -267,11 +276,14 @@ class PrefixCache:
             parent = hashes[-1] if hashes else sequence.group.cache_scope
             block_hash = hash_block(parent, sequence.output_token_ids[start : start + block_size].tobytes())
             hashes.append(block_hash)
-            self._pool.publish(sequence.block_ids[first], block_hash)
+            content = self._content(sequence, first) if self._pool.tells_contents else None
+            self._pool.publish(sequence.block_ids[first], block_hash, content)
             sequence.num_published_blocks = num_full
             return
         for index in range(first, min(num_full, self._num_shareable(sequence.group))):
-            self._pool.publish(sequence.block_ids[index], self._hash(sequence, index))
+            block_hash = self._hash(sequence, index)
+            content = self._content(sequence, index) if self._pool.tells_contents else None
+            self._pool.publish(sequence.block_ids[index], block_hash, content)
             sequence.num_published_blocks = index + 1
 
     def _num_shareable(self, group: Group) -> int:
@@ -293,3 +305,16 @@ class PrefixCache:
             if num_hashed < group.num_prompt_blocks:
                 group.prompt_block_hashes.append(hashes[-1])
         return hashes[index]
+
+    def _content(self, sequence: Sequence, index: int) -> BlockContent:
+        """What the hash of block `index`, which has been computed, is made of."""
+        request, start = sequence.group.request, index * self._block_size
+        end = start + self._block_size
+        return BlockContent(
+            parent=sequence.block_hashes[index - 1] if index else None,
+            token_ids=tuple(array("i", sequence.token_bytes(start, end))),
+            cache_salt=request.cache_salt,
+            items=tuple(
+                (span.name, span.first_token - start) for span in request.items if start <= span.first_token < end
+            ),
+        )

@@ -237,16 +237,15 @@ async def test_control_describes_the_cluster_as_one_engine(control: Any, router:
     assert info.engine_version.startswith("octavo-")
     model = await control.GetModelInfo(vllm.GetModelInfoRequest())
     assert (model.served_model_name, model.supports_text_input, model.supports_lora) == ("test-model", True, False)
-    assert not (await control.IsPaused(vllm.IsPausedRequest())).paused
     assert not (await control.IsSleeping(vllm.IsSleepingRequest())).sleeping
     await control.ListLoras(vllm.ListLorasRequest())
-    await control.GetKvEventSources(vllm.GetKvEventSourcesRequest())
+    assert not (await control.GetKvEventSources(vllm.GetKvEventSourcesRequest())).sources
 
 
 async def test_calls_that_do_nothing_say_why(control: Any) -> None:
     unread = [method.name for method in vllm.DESCRIPTOR.services_by_name["Control"].methods if
               method.input_type is vllm.Unread.DESCRIPTOR]  # fmt: skip
-    assert len(unread) == 14
+    assert len(unread) == 12
     for name in unread:
         code, message = await _refusal(getattr(control, name)(vllm.Unread()))
         assert code is grpc.StatusCode.UNIMPLEMENTED

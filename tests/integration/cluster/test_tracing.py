@@ -16,7 +16,8 @@ from octavo.client.errors import InvalidRequest
 from protos import inference_pb2 as pb
 from router.api.gateway.app import Gateway
 from runtime.telemetry import tracing
-from runtime.telemetry.tracing import Tracing, TracingError, is_sampled, trace_id_of
+from runtime.telemetry.traceparent import is_sampled, trace_id_of
+from runtime.telemetry.tracing import Tracing, TracingError
 from tests.fakes.hash_runner import HashModel
 from tests.fakes.routers import receive, running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler

@@ -5,7 +5,6 @@ import itertools
 import grpc
 import grpc.aio
 import pytest
-import tenacity
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.duration_pb2 import Duration
 from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
@@ -53,7 +52,7 @@ def run(
         assembly,
         clock=lambda: calls.now,
     )
-    return tenacity.Retrying(**policy.arguments(), sleep=calls.slept.append)(calls)
+    return policy.run(calls, sleep=calls.slept.append)
 
 
 def overloaded(seconds: float | None = 2.0) -> errors.Overloaded:
@@ -138,11 +137,10 @@ def test_a_refusal_after_started_is_no_progress():
         assembly.accept(pb.GenerateResponse(started=pb.Started(request_id="r")))
 
     policy = RetryPolicy(Targets("router"), Deadline(None), 5.0, RetryBudget(), assembly, clock=lambda: calls.now)
-    retrying = tenacity.Retrying(**policy.arguments(), sleep=calls.slept.append)
 
     def read() -> None:
         for _ in range(20):
-            retrying(receive)
+            policy.run(receive, sleep=calls.slept.append)
 
     with pytest.raises(errors.Overloaded):
         read()
@@ -200,9 +198,9 @@ class Stream:
     def read(self) -> None:
         """Reads all messages. Raises the error with which the policy gives up."""
         policy = RetryPolicy(Targets("one"), Deadline(None), 60.0, RetryBudget(), self.assembly, clock=lambda: self.now)
-        retry = tenacity.Retrying(**policy.arguments(), sleep=lambda seconds: None)
         while self._messages:
-            self.assembly.accept(self._receive() if self._is_going_well else retry(self._try))
+            message = self._receive() if self._is_going_well else policy.run(self._try, sleep=lambda seconds: None)
+            self.assembly.accept(message)
 
     @property
     def _is_going_well(self) -> bool:

@@ -30,9 +30,9 @@ class Cache:
         self.pool.publish(blocks[0], name(number))
         self.pool.release(blocks)
 
-    def watch_cache(self, enabled: bool) -> None:
+    def watch_cache(self, enabled: bool, *, contents: bool = False) -> None:
         self.is_watched = enabled
-        self.pool.watch(enabled)
+        self.pool.watch(enabled, contents=contents)
 
     def take_cache_events(self) -> list[CacheEvent]:
         return self.pool.take_events()

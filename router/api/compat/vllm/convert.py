@@ -74,8 +74,8 @@ def _sampling(request: vllm.GenerateRequest) -> pb.SamplingParams:
         skip_special_tokens=shown.skip_special_tokens if shown.HasField("skip_special_tokens") else True,
     )
     for name in ("top_k", "top_p", "min_p"):
-        if value := getattr(drawn, name):
-            setattr(sampling, name, value)
+        if drawn.HasField(name):
+            setattr(sampling, name, getattr(drawn, name))
     if drawn.HasField("seed"):
         # Negative seeds are the other half of the 64 bits.
         sampling.seed = drawn.seed % 2**64

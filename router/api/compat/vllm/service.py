@@ -9,7 +9,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from configs.options import Options
 from protos import inference_pb2 as pb
+from protos import scheduler_pb2 as wire
 from protos import vllm_pb2 as vllm
 from protos.vllm_pb2_grpc import (
     ControlServicer,
@@ -18,12 +20,15 @@ from protos.vllm_pb2_grpc import (
     add_InferenceServicer_to_server,
 )
 from router.api.compat.vllm.convert import Replies, generate_request, joined
+from router.api.compat.vllm.pauses import is_paused, pause
 from router.api.grpc_errors import grpc_errors
-from router.errors import InvalidRequest, NoReplica
+from router.errors import Forbidden, InvalidRequest, NoReplica
 from router.intake.intake import Intake
+from router.replicas.broadcast import ANSWER_TIMEOUT_S
 from router.replicas.replica_set import ReplicaSet
+from router.security.identity import caller
 from router.streams.outbox import bounded_reading
-from runtime.wire import octavo_version
+from runtime.wire import KV_EVENTS_WAITING, octavo_version
 
 Context = grpc.aio.ServicerContext
 
@@ -34,8 +39,6 @@ _NOT_HERE = {
     "Shutdown": "end the processes of the cluster, or send the router SIGTERM",
     "LoadLora": _ADAPTERS,
     "UnloadLora": _ADAPTERS,
-    "PauseGeneration": "a router has no way to hold the schedulers of all routers: drain it instead",
-    "ResumeGeneration": "nothing is paused",
     "Sleep": "end the replica instead, its streams move to others",
     "WakeUp": "nothing sleeps",
     "InitWeightTransferEngine": _WEIGHTS,
@@ -48,10 +51,18 @@ _NOT_HERE = {
 }
 
 
-def add_to_server(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet) -> list[str]:
+_PAUSE_MODES = {
+    vllm.PAUSE_MODE_UNSPECIFIED: wire.PAUSE_MODE_ABORT,
+    vllm.PAUSE_MODE_ABORT: wire.PAUSE_MODE_ABORT,
+    vllm.PAUSE_MODE_WAIT: wire.PAUSE_MODE_WAIT,
+    vllm.PAUSE_MODE_KEEP: wire.PAUSE_MODE_KEEP,
+}
+
+
+def add_to_server(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet, options: Options) -> list[str]:
     """Registers both services and returns their full names."""
     add_InferenceServicer_to_server(InferenceService(intake), server)
-    add_ControlServicer_to_server(ControlService(intake, replicas), server)
+    add_ControlServicer_to_server(ControlService(intake, replicas, options), server)
     return [service.full_name for service in vllm.DESCRIPTOR.services_by_name.values()]
 
 
@@ -93,8 +104,8 @@ class InferenceService(InferenceServicer):
 
 
 class ControlService(ControlServicer):
-    def __init__(self, intake: Intake, replicas: ReplicaSet) -> None:
-        self._intake, self._replicas = intake, replicas
+    def __init__(self, intake: Intake, replicas: ReplicaSet, options: Options) -> None:
+        self._intake, self._replicas, self._options = intake, replicas, options
         self._instance_id = f"{socket.gethostname()}-{uuid.uuid4().hex[:8]}"
         for call, instead in _NOT_HERE.items():
             setattr(self, call, _unimplemented(call, instead))
@@ -139,13 +150,69 @@ class ControlService(ControlServicer):
     async def GetKvEventSources(
         self, request: vllm.GetKvEventSourcesRequest, context: Context
     ) -> vllm.GetKvEventSourcesResponse:
-        return vllm.GetKvEventSourcesResponse()
+        return vllm.GetKvEventSourcesResponse(sources=_kv_event_sources(self._options))
+
+    async def PauseGeneration(
+        self, request: vllm.PauseGenerationRequest, context: Context
+    ) -> vllm.PauseGenerationResponse:
+        async with grpc_errors(context):
+            _check_admin("pause generation")
+            if request.mode not in _PAUSE_MODES:
+                raise InvalidRequest(f"mode={request.mode}: it must be one of {', '.join(vllm.PauseMode.keys())}")
+            clear_cache = request.clear_cache if request.HasField("clear_cache") else True
+            await pause(
+                self._replicas.replicas,
+                _PAUSE_MODES[request.mode],
+                clear_cache=clear_cache,
+                seconds=context.time_remaining(),
+            )
+        return vllm.PauseGenerationResponse()
+
+    async def ResumeGeneration(
+        self, request: vllm.ResumeGenerationRequest, context: Context
+    ) -> vllm.ResumeGenerationResponse:
+        async with grpc_errors(context):
+            _check_admin("resume generation")
+            await pause(self._replicas.replicas, wire.PAUSE_MODE_NONE, seconds=ANSWER_TIMEOUT_S)
+        return vllm.ResumeGenerationResponse()
 
     async def IsPaused(self, request: vllm.IsPausedRequest, context: Context) -> vllm.IsPausedResponse:
-        return vllm.IsPausedResponse()
+        async with grpc_errors(context):
+            return vllm.IsPausedResponse(paused=await is_paused(self._replicas.replicas))
+        raise AssertionError("unreachable")
 
     async def IsSleeping(self, request: vllm.IsSleepingRequest, context: Context) -> vllm.IsSleepingResponse:
         return vllm.IsSleepingResponse()
+
+
+def _check_admin(what: str) -> None:
+    """Raises Forbidden."""
+    if not caller().is_admin:
+        raise Forbidden(f"this API key may not {what}, which all share: use one with `admin: true`")
+
+
+def _kv_event_sources(options: Options) -> list[vllm.KvEventSource]:
+    """The publishers of all replicas (scheduler/sessions/kv_events/publisher.py)."""
+    if not options.kv_events_endpoint:
+        return []
+    sources = []
+    for replica in range(options.data_parallel_size):
+        endpoint, replay = options.kv_events_endpoints(replica)
+        sources.append(
+            vllm.KvEventSource(
+                transport="zmq",
+                endpoint=endpoint,
+                topic=options.kv_events_topic,
+                replay_endpoint=replay,
+                data_parallel_rank=replica,
+                encoding="msgpack",
+                schema_version=1,
+                buffer_steps=options.kv_events_buffer_steps,
+                hwm=KV_EVENTS_WAITING,
+                max_queue_size=KV_EVENTS_WAITING,
+            )
+        )
+    return sources
 
 
 def _unimplemented(call: str, instead: str) -> Callable[[vllm.Unread, Any], Awaitable[None]]:

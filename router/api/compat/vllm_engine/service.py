@@ -1,17 +1,11 @@
-"""The VllmEngine service: converts its messages for the intake, and serves the tokenizer's files as one archive."""
+"""The VllmEngine service: converts its messages for the intake."""
 
-import asyncio
 import contextlib
 import datetime
-import hashlib
-import io
 import json
 import time
 import uuid
-import zipfile
-from collections.abc import Iterator
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any, NoReturn
 
 import grpc
@@ -21,34 +15,13 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 from smg_grpc_proto.generated.vllm_engine_pb2_grpc import VllmEngineServicer, add_VllmEngineServicer_to_server
 
 from configs.sampling import FROM_MODEL
+from router.api.compat.tokenizer_archive import TokenizerArchive
 from router.api.compat.vllm_engine.convert import Replies, generate_request
 from router.api.grpc_errors import grpc_errors
-from router.errors import NoReplica, Unavailable
+from router.errors import NoReplica
 from router.intake.intake import Intake
 from router.replicas.replica_set import ReplicaSet
 from router.streams.outbox import bounded_reading, bounded_write
-
-_PATTERNS = ("*.json", "*.txt", "*.jinja", "*.model", "*.tiktoken")
-# Matches the patterns, but is an index of weights: megabytes that no tokenizer needs.
-_NOT = "*.safetensors.index.json"
-# A fixed date: the same files make the same archive, and sha256, whenever and wherever it is made.
-_DATE = (1980, 1, 1, 0, 0, 0)
-
-
-def tokenizer_zip(directory: Path) -> tuple[bytes, str]:
-    """Returns the archive of a directory with a tokenizer.json, and its sha256 in hexadecimal. Reads the files; takes a
-    second for a large vocabulary."""
-    paths = {path for pattern in _PATTERNS for path in directory.glob(pattern) if not path.match(_NOT)}
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(paths):
-            if path.is_file():
-                archive.writestr(zipfile.ZipInfo(path.name, _DATE), path.read_bytes(), zipfile.ZIP_DEFLATED)
-    data = buffer.getvalue()
-    return data, hashlib.sha256(data).hexdigest()
-
-
-_CHUNK_BYTES = 64 * 1024
 
 Context = grpc.aio.ServicerContext
 
@@ -67,7 +40,7 @@ class VllmEngineService(VllmEngineServicer):
         self._intake, self._replicas = intake, replicas
         self._started = time.monotonic()
         self._last_request = 0.0
-        self._archive: asyncio.Task[tuple[bytes, str]] | None = None
+        self._archive = TokenizerArchive()
 
     async def Generate(self, request: vllm.GenerateRequest, context: Context) -> None:
         self._last_request = time.time()
@@ -161,10 +134,9 @@ class VllmEngineService(VllmEngineServicer):
 
     async def GetTokenizer(self, request: common.GetTokenizerRequest, context: Context) -> None:
         async with grpc_errors(context):
-            data, sha256 = await self._tokenizer_archive()
-            for chunk in _chunks(data, sha256):
+            for data, sha256 in await self._archive.chunks(self._intake.tokenizer.tokenizer.directory):
                 with bounded_write():
-                    await context.write(chunk)
+                    await context.write(common.GetTokenizerChunk(data=data, sha256=sha256))
 
     async def Embed(self, request: vllm.EmbedRequest, context: Context) -> NoReturn:
         await _unimplemented(context, "Embed", "no embedding model is served")
@@ -180,23 +152,6 @@ class VllmEngineService(VllmEngineServicer):
 
     async def SubscribeKvEvents(self, request: common.SubscribeKvEventsRequest, context: Context) -> NoReturn:
         await _unimplemented(context, "SubscribeKvEvents", "this router routes by prefixes itself (routing_policy)")
-
-    async def _tokenizer_archive(self) -> tuple[bytes, str]:
-        """Makes the archive once, on a thread; an error is not cached. Raises Unavailable."""
-        if self._archive is None or (self._archive.done() and self._archive.exception() is not None):
-            directory = self._intake.tokenizer.tokenizer.directory
-            self._archive = asyncio.create_task(asyncio.to_thread(tokenizer_zip, directory))
-        try:
-            # Several calls may wait for it; one that is cancelled must not cancel it for the others.
-            return await asyncio.shield(self._archive)
-        except OSError as error:
-            raise Unavailable(f"the tokenizer's files can't be read: {error.strerror}; try again later") from error
-
-
-def _chunks(data: bytes, sha256: str) -> Iterator[common.GetTokenizerChunk]:
-    for start in range(0, len(data), _CHUNK_BYTES):
-        end = start + _CHUNK_BYTES
-        yield common.GetTokenizerChunk(data=data[start:end], sha256=sha256 if end >= len(data) else "")
 
 
 async def _unimplemented(context: Any, call: str, instead: str) -> NoReturn:

@@ -1,0 +1,173 @@
+"""SGLang's service on the router: the whole cluster as one engine of one data-parallel rank."""
+
+import datetime
+import json
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from configs.sampling import FROM_MODEL
+from protos import sglang_pb2 as sglang
+from protos.sglang_pb2_grpc import SglangSchedulerServicer, add_SglangSchedulerServicer_to_server
+from router.api.compat.sglang.convert import Replies, generate_request
+from router.api.compat.tokenizer_archive import TokenizerArchive
+from router.api.grpc_errors import grpc_errors
+from router.intake.intake import Intake
+from router.replicas.replica_set import ReplicaSet
+from router.streams.outbox import bounded_reading, bounded_write
+from runtime.wire import octavo_version
+
+Context = grpc.aio.ServicerContext
+
+_ADAPTERS = "no adapters are served"
+_PROFILE = "profile a worker's process instead"
+# Why a call does nothing.
+_NOT_HERE = {
+    "Embed": "no embedding model is served",
+    "FlushCache": "call octavo.v1.Admin/ResetPrefixCache",
+    "StartProfile": _PROFILE,
+    "StopProfile": _PROFILE,
+    "SubscribeKvEvents": "read kv_events_endpoint, or leave prefixes to routing_policy",
+    "LoadLoRAAdapter": _ADAPTERS,
+    "UnloadLoRAAdapter": _ADAPTERS,
+    "ListLoadedLoRAAdapters": _ADAPTERS,
+}
+
+
+def add_to_server(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet) -> str:
+    """Registers the service and returns its full name."""
+    add_SglangSchedulerServicer_to_server(SglangService(intake, replicas), server)
+    return sglang.DESCRIPTOR.services_by_name["SglangScheduler"].full_name
+
+
+class SglangService(SglangSchedulerServicer):
+    """Streams move when a replica is lost, as all streams of the router do."""
+
+    def __init__(self, intake: Intake, replicas: ReplicaSet) -> None:
+        self._intake, self._replicas = intake, replicas
+        self._started = time.monotonic()
+        self._last_request = 0.0
+        self._archive = TokenizerArchive()
+        for call, instead in _NOT_HERE.items():
+            setattr(self, call, _unimplemented(call, instead))
+
+    async def Generate(self, request: sglang.GenerateRequest, context: Context) -> None:
+        self._last_request = time.time()
+        request_id = request.request_id or uuid.uuid4().hex
+        async with (
+            grpc_errors(context, request_id),
+            self._intake.open(generate_request(request, request_id), context.time_remaining()) as stream,
+        ):
+            replies = Replies(request, request_id)
+            with bounded_reading(stream.outbox):
+                while events := await stream.outbox.take():
+                    for event in events:
+                        for reply in replies.take(event):
+                            await context.write(reply)
+
+    async def Abort(self, request: sglang.AbortRequest, context: Context) -> sglang.AbortResponse:
+        async with grpc_errors(context, request.request_id):
+            if await self._intake.live.cancel(request.request_id):
+                return sglang.AbortResponse(success=True)
+        return sglang.AbortResponse(message=f"request_id={request.request_id!r}: no live request has it")
+
+    async def HealthCheck(self, request: sglang.HealthCheckRequest, context: Context) -> sglang.HealthCheckResponse:
+        healthy = self._replicas.num_ready > 0 and not self._intake.draining
+        message = "draining" if self._intake.draining else self._replicas.describe()
+        return sglang.HealthCheckResponse(healthy=healthy, message=message)
+
+    async def GetModelInfo(self, request: sglang.GetModelInfoRequest, context: Context) -> sglang.GetModelInfoResponse:
+        async with grpc_errors(context):
+            model = self._intake.model
+            # From generation_config.json: the caller fills them into requests that leave them unset.
+            defaults = {
+                parameter.name: getattr(model.default_sampling, parameter.name)
+                for parameter in FROM_MODEL
+                if parameter.given_in(model.default_sampling)
+            }
+            return sglang.GetModelInfoResponse(
+                model_path=model.name,
+                tokenizer_path=model.name,
+                served_model_name=model.name,
+                is_generation=True,
+                model_type=model.architecture,
+                architectures=[model.architecture],
+                vocab_size=model.vocab_size,
+                max_context_length=model.max_model_len,
+                max_req_input_len=model.max_model_len - 1,
+                eos_token_ids=model.eos_token_ids,
+                default_sampling_params_json=json.dumps(defaults) if defaults else "",
+            )
+        raise AssertionError("unreachable")
+
+    async def GetServerInfo(
+        self, request: sglang.GetServerInfoRequest, context: Context
+    ) -> sglang.GetServerInfoResponse:
+        async with grpc_errors(context):
+            model = self._intake.model
+            info = sglang.GetServerInfoResponse(
+                active_requests=self._intake.num_streams,
+                last_receive_timestamp=self._last_request,
+                uptime_seconds=time.monotonic() - self._started,
+                sglang_version=f"octavo-{octavo_version()}",
+                server_type="grpc",
+                max_total_num_tokens=self._load().max_total_num_tokens,
+            )
+            # What routers look for.
+            info.server_args.update(
+                {
+                    "model_path": model.name,
+                    "served_model_name": model.name,
+                    "dp_size": 1,
+                    "tp_size": 1,
+                    "page_size": model.block_size,
+                    "context_length": model.max_model_len,
+                }
+            )
+            return info
+        raise AssertionError("unreachable")
+
+    async def GetLoads(self, request: sglang.GetLoadsRequest, context: Context) -> sglang.GetLoadsResponse:
+        async with grpc_errors(context):
+            return sglang.GetLoadsResponse(
+                timestamp=datetime.datetime.now(datetime.UTC).isoformat(),
+                version=f"octavo-{octavo_version()}",
+                dp_rank_count=1,
+                loads=[self._load()],
+            )
+        raise AssertionError("unreachable")
+
+    async def GetTokenizer(self, request: sglang.GetTokenizerRequest, context: Context) -> None:
+        async with grpc_errors(context):
+            for data, sha256 in await self._archive.chunks(self._intake.tokenizer.tokenizer.directory):
+                with bounded_write():
+                    await context.write(sglang.TokenizerChunk(data=data, sha256=sha256))
+
+    def _load(self) -> sglang.SchedulerLoad:
+        """The sum of all replicas; blocks that can be taken at once count as unused."""
+        sessions = [replica.session for replica in self._replicas.replicas if replica.session is not None]
+        loads, block_size = [session.load for session in sessions], self._intake.model.block_size
+        num_blocks = sum(load.num_blocks for load in loads)
+        num_used = num_blocks - sum(load.num_free_blocks for load in loads)
+        num_running, num_waiting = sum(load.num_running for load in loads), sum(load.num_waiting for load in loads)
+        return sglang.SchedulerLoad(
+            num_running_reqs=num_running,
+            num_waiting_reqs=num_waiting,
+            num_total_reqs=num_running + num_waiting,
+            num_used_tokens=num_used * block_size,
+            max_total_num_tokens=num_blocks * block_size,
+            token_usage=num_used / num_blocks if num_blocks else 0.0,
+            max_running_requests=sum(session.welcome.max_num_seqs for session in sessions),
+            num_waiting_uncached_tokens=sum(load.num_queued_tokens for load in loads),
+        )
+
+
+def _unimplemented(call: str, instead: str) -> Callable[[sglang.Unread, Any], Awaitable[None]]:
+    async def answer(request: sglang.Unread, context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{call} is not supported: {instead}")
+
+    return answer
