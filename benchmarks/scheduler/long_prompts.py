@@ -36,8 +36,9 @@ from benchmarks.peers.engines import OCTAVO, QUANTIZATIONS
 from benchmarks.peers.prepare_models import prepare
 from benchmarks.peers.server_process import running_server
 from benchmarks.peers.servers import servers
+from octavo.bench.arrivals import Arrivals
 from octavo.bench.backends.grpc_calls import GrpcBackend
-from octavo.bench.workload import arrival_times, random_prompts
+from octavo.bench.workload import random_prompts
 from octavo.reports import RequestTrace
 from tests.support.ports import free_port
 
@@ -100,7 +101,7 @@ async def send(complete: Complete, num_streams: int, load: Load, seed: int) -> T
     """Sends the load of one round; the same for each server with the same seed."""
     random = np.random.default_rng(seed)
     begins = random.uniform(0.0, load.begin, num_streams).tolist()
-    arrivals = arrival_times(int(4 * load.rate * load.seconds) + 9, load.rate, seed)
+    arrivals = Arrivals(rate=load.rate).times(int(4 * load.rate * load.seconds) + 9, seed)
     long_prompts = random_prompts(len(arrivals), load.long_prompt, VOCAB_SIZE, seed)
     start = time.perf_counter()
 

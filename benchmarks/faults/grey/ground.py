@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -74,7 +75,7 @@ def standing(directory: Path, *flags: str, has_weights: bool) -> Iterator[Ground
         relays = held.enter_context(Relays([(relayed + i, own + i) for i in range(NUM_REPLICAS * _PORTS)]))
         clock = FakeClock(directory)
         make_keys(directory / "keys")
-        environment = dict(clock.environment)
+        environment: dict[str, Any] = dict(clock.environment)
         if has_weights:
             environment["OCTAVO_CACHE_DIR"] = str(_cache_on(disk.path))
         seen_at = _addresses(relayed, "")

@@ -16,7 +16,7 @@ from octavo.bench.tune import expert_case, gpu_process, measure
 from octavo.bench.tune.experts import ExpertsShape
 from octavo.bench.tune.gpu_process import GpuProcess, visible_gpu
 from octavo.bench.tune.problem import Device, Measurement, Problem, Shape, TuneError
-from octavo.cli import bench as bench_command
+from octavo.cli.bench.kernels import kernels
 from octavo.cli.main import app
 from tests.support.gpu.gpu import DEVICE
 from tests.support.repository import ROOT
@@ -223,5 +223,5 @@ def test_an_interrupted_run_says_that_it_goes_on(
 
 
 def test_kernels_is_a_command_of_bench() -> None:
-    assert bench_command.kernels.__doc__ is not None
+    assert kernels.__doc__ is not None
     assert octavo("--help")[0] == 0

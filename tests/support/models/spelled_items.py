@@ -102,7 +102,7 @@ class SpelledEncoder(Encoder):
     def workspace_bytes(self, size: ItemSize) -> int:
         return 4 * self.hidden_size * self.recipe.layout(size).num_embeddings
 
-    def largest(self, limits: ItemLimits) -> ItemSize | None:
+    def largest(self, limits: ItemLimits, most_tokens: int) -> ItemSize | None:
         if not limits.image.count:
             return None
         return ItemSize(kind=pb.ITEM_KIND_IMAGE, width=limits.image.width or 64, height=1)
