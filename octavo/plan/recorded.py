@@ -83,8 +83,10 @@ class Recording:
     def options(self) -> dict[str, object]:
         """The recorded values of options, by name; those that a plan takes from the trace unless they are given."""
         # The option is in milliseconds.
-        target = {"inter_token_latency_target": self.settings.inter_token_latency_target * 1e3}
-        return {name: getattr(self.settings, name) for name in _OPTIONS} | target
+        return {
+            **{name: getattr(self.settings, name) for name in _OPTIONS},
+            "inter_token_latency_target": self.settings.inter_token_latency_target * 1e3,
+        }
 
 
 def read_recording(paths: Iterable[Path], on_progress: Callable[[int], None] = lambda num_bytes: None) -> Recording:
