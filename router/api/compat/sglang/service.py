@@ -1,7 +1,6 @@
 """SGLang's service on the router: the whole cluster as one engine of one data-parallel rank."""
 
 import datetime
-import json
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -10,15 +9,15 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from configs.sampling import FROM_MODEL
 from protos import sglang_pb2 as sglang
 from protos.sglang_pb2_grpc import SglangSchedulerServicer, add_SglangSchedulerServicer_to_server
+from router.api.compat.engine_answers import health_fields, model_fields, write_replies
 from router.api.compat.sglang.convert import Replies, generate_request
 from router.api.compat.tokenizer_archive import TokenizerArchive
 from router.api.grpc_errors import grpc_errors
 from router.intake.intake import Intake
 from router.replicas.replica_set import ReplicaSet
-from router.streams.outbox import bounded_reading, bounded_write
+from router.streams.outbox import bounded_write
 from runtime.wire import octavo_version
 
 Context = grpc.aio.ServicerContext
@@ -63,11 +62,7 @@ class SglangService(SglangSchedulerServicer):
             self._intake.open(generate_request(request, request_id), context.time_remaining()) as stream,
         ):
             replies = Replies(request, request_id)
-            with bounded_reading(stream.outbox):
-                while events := await stream.outbox.take():
-                    for event in events:
-                        for reply in replies.take(event):
-                            await context.write(reply)
+            await write_replies(stream, replies.take, context)
 
     async def Abort(self, request: sglang.AbortRequest, context: Context) -> sglang.AbortResponse:
         async with grpc_errors(context, request.request_id):
@@ -76,32 +71,11 @@ class SglangService(SglangSchedulerServicer):
         return sglang.AbortResponse(message=f"request_id={request.request_id!r}: no live request has it")
 
     async def HealthCheck(self, request: sglang.HealthCheckRequest, context: Context) -> sglang.HealthCheckResponse:
-        healthy = self._replicas.num_ready > 0 and not self._intake.draining
-        message = "draining" if self._intake.draining else self._replicas.describe()
-        return sglang.HealthCheckResponse(healthy=healthy, message=message)
+        return sglang.HealthCheckResponse(**health_fields(self._intake, self._replicas))
 
     async def GetModelInfo(self, request: sglang.GetModelInfoRequest, context: Context) -> sglang.GetModelInfoResponse:
         async with grpc_errors(context):
-            model = self._intake.model
-            # From generation_config.json: the caller fills them into requests that leave them unset.
-            defaults = {
-                parameter.name: getattr(model.default_sampling, parameter.name)
-                for parameter in FROM_MODEL
-                if parameter.given_in(model.default_sampling)
-            }
-            return sglang.GetModelInfoResponse(
-                model_path=model.name,
-                tokenizer_path=model.name,
-                served_model_name=model.name,
-                is_generation=True,
-                model_type=model.architecture,
-                architectures=[model.architecture],
-                vocab_size=model.vocab_size,
-                max_context_length=model.max_model_len,
-                max_req_input_len=model.max_model_len - 1,
-                eos_token_ids=model.eos_token_ids,
-                default_sampling_params_json=json.dumps(defaults) if defaults else "",
-            )
+            return sglang.GetModelInfoResponse(**model_fields(self._intake))
         raise AssertionError("unreachable")
 
     async def GetServerInfo(

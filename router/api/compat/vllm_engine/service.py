@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-import json
 import time
 import uuid
 from importlib.metadata import version
@@ -14,14 +13,14 @@ from smg_grpc_proto.generated import common_pb2 as common
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 from smg_grpc_proto.generated.vllm_engine_pb2_grpc import VllmEngineServicer, add_VllmEngineServicer_to_server
 
-from configs.sampling import FROM_MODEL
+from router.api.compat.engine_answers import health_fields, model_fields, write_replies
 from router.api.compat.tokenizer_archive import TokenizerArchive
 from router.api.compat.vllm_engine.convert import Replies, generate_request
 from router.api.grpc_errors import grpc_errors
 from router.errors import NoReplica
 from router.intake.intake import Intake
 from router.replicas.replica_set import ReplicaSet
-from router.streams.outbox import bounded_reading, bounded_write
+from router.streams.outbox import bounded_write
 
 Context = grpc.aio.ServicerContext
 
@@ -50,11 +49,7 @@ class VllmEngineService(VllmEngineServicer):
             self._intake.open(generate_request(request, request_id), context.time_remaining()) as stream,
         ):
             replies = Replies(stream=request.stream)
-            with bounded_reading(stream.outbox):
-                while events := await stream.outbox.take():
-                    for event in events:
-                        for reply in replies.take(event):
-                            await context.write(reply)
+            await write_replies(stream, replies.take, context)
 
     async def Abort(self, request: vllm.AbortRequest, context: Context) -> vllm.AbortResponse:
         """Passes over ids that are not live: a request may end while it is aborted."""
@@ -64,32 +59,11 @@ class VllmEngineService(VllmEngineServicer):
         return vllm.AbortResponse()
 
     async def HealthCheck(self, request: vllm.HealthCheckRequest, context: Context) -> vllm.HealthCheckResponse:
-        healthy = self._replicas.num_ready > 0 and not self._intake.draining
-        message = "draining" if self._intake.draining else self._replicas.describe()
-        return vllm.HealthCheckResponse(healthy=healthy, message=message)
+        return vllm.HealthCheckResponse(**health_fields(self._intake, self._replicas))
 
     async def GetModelInfo(self, request: vllm.GetModelInfoRequest, context: Context) -> vllm.GetModelInfoResponse:
         async with grpc_errors(context):
-            model = self._intake.model
-            # From generation_config.json: the gateway fills them into requests that leave them unset.
-            defaults = {
-                parameter.name: getattr(model.default_sampling, parameter.name)
-                for parameter in FROM_MODEL
-                if parameter.given_in(model.default_sampling)
-            }
-            return vllm.GetModelInfoResponse(
-                model_path=model.name,
-                tokenizer_path=model.name,
-                served_model_name=model.name,
-                is_generation=True,
-                model_type=model.architecture,
-                architectures=[model.architecture],
-                vocab_size=model.vocab_size,
-                max_context_length=model.max_model_len,
-                max_req_input_len=model.max_model_len - 1,
-                eos_token_ids=model.eos_token_ids,
-                default_sampling_params_json=json.dumps(defaults) if defaults else "",
-            )
+            return vllm.GetModelInfoResponse(**model_fields(self._intake))
         raise AssertionError("unreachable")
 
     async def GetServerInfo(self, request: vllm.GetServerInfoRequest, context: Context) -> vllm.GetServerInfoResponse:
