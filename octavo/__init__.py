@@ -148,10 +148,12 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'octavo' has no attribute {name!r}")
+    path = _MODULE_OF[name]
     try:
-        module = importlib.import_module(_MODULE_OF[name])
+        module = importlib.import_module(path)
     except ModuleNotFoundError as error:
-        if error.name != "octavo.local":
+        # octavo-client has the modules of octavo.client alone.
+        if error.name is None or path.startswith("octavo.client") or not path.startswith(error.name):
             raise
         raise ImportError(f"octavo.{name} is not in octavo-client: install octavo") from None
     return getattr(module, name)

@@ -81,8 +81,10 @@ def test_importing_the_clients_loads_no_torch() -> None:
 def test_all_public_names_can_be_imported() -> None:
     import octavo
 
-    missing = [name for name in octavo.__all__ if name != "LLM" and not hasattr(octavo, name)]
+    of_clients = [name for name, module in octavo._MODULE_OF.items() if module.startswith("octavo.client.")]
+    missing = [name for name in of_clients if not hasattr(octavo, name)]
     assert not missing
+    assert set(octavo.__all__) == set(octavo._MODULE_OF)
     with pytest.raises(AttributeError, match="no attribute 'Nonesuch'"):
         octavo.Nonesuch  # noqa: B018
 
