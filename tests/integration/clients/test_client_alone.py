@@ -21,7 +21,7 @@ from tests.support.repository import ROOT
 NEEDED = ("grpcio", "protobuf", "typing-extensions")
 
 PROGRAM = """
-import asyncio, json, sys
+import asyncio, json, octavo, sys
 from octavo import AsyncClient, Client, Delta, SamplingParams
 from octavo.client.admin import Admin
 from octavo.client.errors import InvalidRequest, RequestNotFound
@@ -49,10 +49,13 @@ with Client(target) as client:
         client.generate("x", SamplingParams(temperature=-1))
     except InvalidRequest as error:
         assert "temperature=-1" in str(error), error
-try:
-    from octavo import LLM
-except ImportError as error:
-    assert "install octavo" in str(error)
+for name in ("LLM", "AsyncLLM", "CompilationConfig"):
+    try:
+        getattr(octavo, name)
+    except ImportError as error:
+        assert "install octavo" in str(error), error
+    else:
+        raise AssertionError(name)
 heavy = sorted({name.partition(".")[0] for name in sys.modules} & {"torch", "numpy", "tenacity", "pydantic", "zmq"})
 print(json.dumps({"texts": texts, "token_ids": asyncio.run(in_tasks()), "heavy": heavy, "path": sys.path}))
 """
