@@ -7,10 +7,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
-from configs.groups.compilation import GraphLevel
 from kernels.linear.residual import Residual
 from worker.device.device import Device, Graph
 from worker.gpu.engine import GpuEngine, most_logits
@@ -18,6 +18,10 @@ from worker.gpu.executor import GpuModel
 from worker.layers.kv_cache import KVCache
 from worker.sampling.filters import SamplingKind
 from worker.step.batch import GpuBatch
+
+if TYPE_CHECKING:
+    # Options need pydantic, which benchmarks of the engine do without.
+    from configs.groups.compilation import GraphLevel
 
 _log = logging.getLogger("octavo.worker")
 
@@ -56,7 +60,7 @@ def _next(sizes: tuple[int, ...], wanted: int) -> int | None:
 
 
 def graph_sizes(
-    level: GraphLevel,
+    level: "GraphLevel",
     capture_sizes: Sequence[int],
     *,
     enforce_eager: bool,

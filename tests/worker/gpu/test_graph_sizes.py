@@ -2,7 +2,8 @@ import logging
 
 import pytest
 
-from worker.gpu.graphs import GraphLevel, GraphSizes, graph_sizes
+from configs.groups.compilation import GraphLevel
+from worker.gpu.graphs import GraphSizes, graph_sizes
 
 
 def _sizes(
