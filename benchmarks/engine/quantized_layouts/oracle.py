@@ -14,8 +14,8 @@ from pathlib import Path
 _PACKAGES = (
     "torch==2.13.0", "numpy", "safetensors", "packaging", "compressed-tensors==0.20.0", "bitsandbytes==0.50.2",
     # What the next two import.
-    "accelerate", "datasets", "defuser", "device-smi", "logbar", "pillow", "protobuf", "pypcre", "requests", "threadpoolctl",
-    "tokenicer", "torchao", "triton", "zstandard",
+    "accelerate", "datasets", "defuser", "device-smi", "logbar", "pillow", "protobuf", "pypcre", "requests",
+    "threadpoolctl", "tokenicer", "torchao", "triton", "zstandard",
 )  # fmt: skip
 # GPTQModel asks for a newer PyTorch than it needs to dequantize.
 _ALONE = ("gptqmodel==7.7.0", "autoawq==0.2.9")
