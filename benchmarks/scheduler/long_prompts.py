@@ -71,7 +71,7 @@ Session = Callable[[Callable[[Complete], Awaitable["Traces"]]], "Traces"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traces:
-    """What came of a round. since, until: the time that counts, on the clock of the traces."""
+    """The outcome of a round. since, until: the time that counts, on the clock of the traces."""
 
     streams: list[RequestTrace]
     long_prompts: list[RequestTrace]

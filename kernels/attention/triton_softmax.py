@@ -45,8 +45,8 @@ def load_lanes(
 def as_float16(q):
     """Returns bfloat16 queries of an e4m3 cache as float16, times 1 / SHRUNK.
 
-    A GPU converts two e4m3 numbers to float16 by one instruction, to bfloat16 by several, which took longer than
-    reading them. Queries from 2^-8 to 2^22 keep all their digits; smaller ones are rounded to multiples of 2^-18.
+    A GPU converts two e4m3 numbers to float16 by one instruction, to bfloat16 by several. Queries from 2^-8 to 2^22
+    keep all their digits; smaller ones are rounded to multiples of 2^-18.
     """
     return (q.to(tl.float32) * (1.0 / SHRUNK)).to(tl.float16)
 

@@ -1,4 +1,4 @@
-"""What an AsyncLLM has computed for one request, as its reader takes it."""
+"""The outputs of one request of an AsyncLLM, kept until its reader takes them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -92,7 +92,7 @@ class OwnCluster:
 
 
 class _Processes:
-    """What an OwnCluster holds; it is used in the cluster's thread, except where a method says otherwise."""
+    """The parts of an OwnCluster; it is used in the cluster's thread, except where a method says otherwise."""
 
     def __init__(self, options: Options) -> None:
         self._options = options

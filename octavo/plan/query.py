@@ -120,7 +120,7 @@ def answer(query: Query, *, plot: Path | None, as_json: bool) -> bool:
             )
     recording = _recording(query, as_json=as_json)
     if recording is not None and query.config is None:
-        # What is not given stays as it was recorded.
+        # Options that are not given stay as they were recorded.
         given = {name for name, value in query.axes.items() if value}
         recorded = {name: value for name, value in recording.options().items() if name not in given}
         query = replace(query, option_flags={**recorded, **query.option_flags})

@@ -1,1 +1,1 @@
-"""What people who watch a cluster see: the console in a browser, `octavo top` in a terminal, Prometheus."""
+"""The views of people who watch a cluster: the console in a browser, `octavo top` in a terminal, Prometheus."""

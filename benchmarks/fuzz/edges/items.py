@@ -119,7 +119,7 @@ class _Items:
             was_asking = self._is_asking
             await asyncio.sleep(_TICK_S)
             if was_asking and self._is_asking and self._num_asked == request:
-                # What this process did not compute, others have.
+                # Time that this process did not compute went to other processes.
                 lag = min(time.monotonic() - since - _TICK_S, time.process_time() - used)
                 self._most_lag = max(self._most_lag, lag)
 

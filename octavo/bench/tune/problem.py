@@ -19,7 +19,7 @@ class TuneError(ConfigError):
 
 
 class Problem(Protocol):
-    """What is tuned: the shapes of an op, for batches of any size."""
+    """The shapes of an op to tune, for batches of any size."""
 
     @property
     def op(self) -> str:
@@ -37,7 +37,7 @@ class Problem(Protocol):
         ...
 
     def fields(self) -> dict[str, Any]:
-        """What the measuring process makes it from."""
+        """Arguments from which the measuring process makes it again."""
         ...
 
     @property
