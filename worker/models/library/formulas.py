@@ -16,7 +16,7 @@ from worker.models.library.modules import OctavoLinear, Product
 # Attributes by which classes of norms name their epsilon.
 _EPS = ("variance_epsilon", "eps", "epsilon")
 # Relative. Forms of one formula differ by a few roundings of float32; other formulas by far more.
-_SAME = 1e-5
+SAME = 1e-5
 
 
 class OctavoNorm(nn.Module):
@@ -24,15 +24,15 @@ class OctavoNorm(nn.Module):
 
     def __init__(self, weight_N: torch.Tensor, eps: float, kernels: NativeKernels) -> None:
         super().__init__()
-        self._weight_N, self._eps, self._kernels = weight_N.float().contiguous(), eps, kernels
-        self._address = self._weight_N.data_ptr()
+        self.weight_N, self.eps, self._kernels = weight_N.float().contiguous(), eps, kernels
+        self._address = self.weight_N.data_ptr()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        size, x = x.shape[-1], x.contiguous()
+        size, x = len(self.weight_N), x.contiguous()
         assert x.dtype is torch.float32
-        y = torch.zeros(x.shape)
+        y = torch.zeros_like(x)
         num_rows = x.numel() // size
-        self._kernels.add_rms_norm(x.data_ptr(), self._address, self._eps, num_rows, size, y.data_ptr())
+        self._kernels.add_rms_norm(x.data_ptr(), self._address, self.eps, num_rows, size, y.data_ptr())
         return y
 
     # nn.Module's own call looks for hooks, which there are none of.
@@ -59,7 +59,7 @@ def exchanged_norm(module: nn.Module, kernels: NativeKernels) -> OctavoNorm | No
         return None
     for candidate_N in (weight_N, 1 + weight_N):
         formula_TN = rms_norm(x_TN, candidate_N.float(), eps)
-        if bool(((expected_TN - formula_TN).abs() <= _SAME * formula_TN.abs().amax(1, keepdim=True)).all()):
+        if bool(((expected_TN - formula_TN).abs() <= SAME * formula_TN.abs().amax(1, keepdim=True)).all()):
             return OctavoNorm(candidate_N, eps, kernels)
     return None
 
@@ -128,6 +128,6 @@ def find_gated(module: nn.Module) -> Gated | None:
     for gate, up in (inner, inner[::-1]):
         for activation in ("silu", "gelu_tanh"):
             formula = silu_mul(torch.cat((made[gate], made[up]), dim=1), activation=activation)
-            if (inputs[last] - formula).abs().max() <= _SAME:
+            if (inputs[last] - formula).abs().max() <= SAME:
                 return Gated(gate=gate, up=up, down=last, activation=activation)
     return None
