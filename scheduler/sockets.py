@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import zmq
@@ -126,6 +127,14 @@ def bind_zmq(
         bound.close(linger=0)
         raise
     return bound
+
+
+def close_monitored(closed: zmq.Socket, monitor: zmq.Socket, *, linger: int = 0) -> None:
+    """Closes a socket and its monitor, both also if one fails. linger: ms that the last messages get to leave."""
+    with ExitStack() as stack:
+        stack.callback(closed.close, linger=linger)
+        stack.callback(monitor.close, linger=0)
+        closed.disable_monitor()
 
 
 def _why(error: zmq.ZMQError) -> str:

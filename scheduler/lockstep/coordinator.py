@@ -18,7 +18,7 @@ from runtime.awake_time import AwakeTime
 from runtime.wire import COORDINATION_MESSAGE_BYTES, coordination_endpoint, replica_identity
 from scheduler.lockstep.agreement import Agreement
 from scheduler.ranks.epochs import common_rendezvous
-from scheduler.sockets import InvalidMessages, bind_zmq
+from scheduler.sockets import InvalidMessages, bind_zmq, close_monitored
 
 log = logging.getLogger("octavo.scheduler")
 
@@ -96,10 +96,8 @@ class Coordinator:
             self._tell_all(state)
 
     def close(self) -> None:
+        close_monitored(self.socket, self.monitor)
         self._agreement.close()
-        self.socket.disable_monitor()
-        self.monitor.close(linger=0)
-        self.socket.close(linger=0)
 
     def _hear(self, frames: list[bytes], now: float) -> None:
         peer = frames[0]

@@ -25,7 +25,7 @@ from runtime.zmq_silence import end_silent_connections
 from scheduler.lockstep.agreement import common_options
 from scheduler.ranks.epochs import Event, Fatal
 from scheduler.ranks.workers import Workers
-from scheduler.sockets import InvalidMessages
+from scheduler.sockets import InvalidMessages, close_monitored
 
 log = logging.getLogger("octavo.scheduler")
 
@@ -129,9 +129,7 @@ class Member:
         return events
 
     def close(self) -> None:
-        self.socket.disable_monitor()
-        self.monitor.close(linger=0)
-        self.socket.close(linger=0)
+        close_monitored(self.socket, self.monitor)
 
     # --- In
 

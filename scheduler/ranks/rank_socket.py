@@ -7,7 +7,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from protos import step_pb2
 from runtime.wire import STEP_MESSAGE_BYTES
-from scheduler.sockets import bind_zmq
+from scheduler.sockets import bind_zmq, close_monitored
 
 # Messages that may wait for a rank that does not read: more than there ever are (max_steps_in_flight is at most 64, and
 # few items are sent at a time), so a full queue means that the rank has a problem.
@@ -69,6 +69,4 @@ class RankSocket:
 
     def close(self) -> None:
         """Closes the socket; the last messages get up to a second to leave."""
-        self.socket.disable_monitor()
-        self.monitor.close(linger=0)
-        self.socket.close(linger=_SHUTDOWN_LINGER_MS)
+        close_monitored(self.socket, self.monitor, linger=_SHUTDOWN_LINGER_MS)

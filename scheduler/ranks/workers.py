@@ -198,10 +198,12 @@ class Workers:
     def close(self, reason: str) -> None:
         """Tells the ranks to end. reason: empty for an orderly end, else why they have to fail as well."""
         present = [rank for rank in self._membership.ranks.values() if rank.is_present]
-        for rank in present:
-            for identity in {rank.identity, rank.previous_identity} - {None}:
-                self._socket.shut_down(identity or b"", reason, permanent=bool(reason))
-        self._socket.close()
+        try:
+            for rank in present:
+                for identity in {rank.identity, rank.previous_identity} - {None}:
+                    self._socket.shut_down(identity or b"", reason, permanent=bool(reason))
+        finally:
+            self._socket.close()
         if all(rank.model is not None for rank in present):
             self.epochs.close()
 
