@@ -27,11 +27,12 @@ from worker.models.decoder import Model
 from worker.models.library.attention import PAGED, PagedAttention, register
 from worker.models.library.classes import meta_model
 from worker.models.library.experts import Experts, register_experts
-from worker.models.library.formulas import OctavoGatedMLP, OctavoNorm, exchanged_norm, find_gated
+from worker.models.library.formulas.gated import OctavoGatedMLP, find_gated
+from worker.models.library.formulas.norm import OctavoNorm, exchanged_norm
+from worker.models.library.formulas.rotated import OctavoAttention, Rotation, find_rotated, rotates_by_halves
 from worker.models.library.head import AroundHead, LibraryHead
 from worker.models.library.modules import Exchanged, OctavoLinear, Product, exchange, fuse, product_of
 from worker.models.library.parallel import Division, check_heads, divisions, part_of
-from worker.models.library.rotated import OctavoAttention, Rotation, find_rotated, rotates_by_halves
 from worker.models.library.stages import Arrival, Departure, Elsewhere, layer_list
 from worker.models.library.tensors import tensors_of, tied_names
 from worker.weights.reader import Shape, WeightReader, WeightsError

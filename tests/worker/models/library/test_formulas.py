@@ -13,9 +13,10 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_
 
 from tests.support.kernels.kernel_paths import native
 from worker.models.library.attention import attend
-from worker.models.library.formulas import Gated, OctavoNorm, exchanged_norm, find_gated
+from worker.models.library.formulas.gated import Gated, find_gated
+from worker.models.library.formulas.norm import OctavoNorm, exchanged_norm
+from worker.models.library.formulas.rotated import Rotated, find_rotated
 from worker.models.library.modules import exchange_linear
-from worker.models.library.rotated import Rotated, find_rotated
 
 SIZE, INNER = 20, 28
 

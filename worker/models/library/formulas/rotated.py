@@ -1,6 +1,4 @@
-"""Exchanges attention modules of the library that are known by what they compute: rotated queries and keys between
-fused linear layers. As for other formulas (worker.models.library.formulas), a module runs with made up results of its
-layers, and what it makes of them is compared.
+"""Attention of the library between fused linear layers: rope, the write into the KV cache and paged attention.
 
 Legend: T tokens of the step, R rows with padding, E hidden size, H heads, K KV heads, D head size, P pairs of a head,
 F = (H + 2 K) * D.
@@ -21,7 +19,7 @@ from kernels.kv_cache.write import RopeCacheWrite
 from kernels.linear import PackedLinear
 from worker.layers.forward_context import current
 from worker.model_config import AttentionSpan
-from worker.models.library.formulas import SAME, OctavoNorm
+from worker.models.library.formulas.norm import SAME, OctavoNorm
 from worker.models.library.modules import OctavoLinear, Product
 
 _NUM_TOKENS = 5
@@ -89,7 +87,7 @@ class _Seen:
 
     # By the names of layers, in the order of their calls.
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
-    # Of q, k and v: [heads, T, any].
+    # Queries, keys and values: [heads, T, any].
     heads: Sequence[torch.Tensor] = ()
     # The layer after attention.
     last: str = ""
