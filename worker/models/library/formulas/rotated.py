@@ -237,7 +237,7 @@ class OctavoAttention(nn.Module):
         """hidden_states: [1, R, E]. Rows of padding get zeros."""
         context = current()
         take, cache, num_tokens = context.workspace.take, context.kv_cache.of_layer(self._layer), len(context.slots_T)
-        _, num_rows, size = hidden_states.shape
+        num_rows, size = hidden_states.shape[1:]
         x_TE = hidden_states.reshape(num_rows, size).contiguous()
         if num_rows > num_tokens:
             x_TE = x_TE[:num_tokens]
