@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.core.messages import Plan, StepCosts
+from scheduler.core.messages import FIRST_CHOOSING_SECONDS, Plan, StepCosts
 
 # Numbers of tokens within a factor of 2 ** (1 / 4) count as one.
 _BINS_A_DOUBLING = 4
@@ -51,6 +51,9 @@ class StepCostMeter:
         # The seconds of each bin when the core was told last.
         self._told: dict[int, float] = {}
         self._told_drafts: dict[int, float] = {}
+        # The scheduler's time for steps without drafts and with them, and what choosing drafts took when told last.
+        self._scheduling = {has_drafts: _Bin() for has_drafts in (False, True)}
+        self._told_choosing = FIRST_CHOOSING_SECONDS
 
     def note(self, plan: Plan, seconds: float, drafting: float = 0.0, *, has_drafts: bool = True) -> None:
         """Takes the time of a step. drafting: the part of it in which the workers' drafter computed. has_drafts: False
@@ -65,13 +68,26 @@ class StepCostMeter:
             self._drafts.setdefault(_bin_of(len(wanted)), _Bin()).note(len(wanted), a_draft / self._pace)
         self._pace *= factor**_PACE_WEIGHT
 
+    def note_scheduling(self, seconds: float, *, has_drafts: bool) -> None:
+        """Takes the scheduler's time for a step: its plan, and what the core makes of its result."""
+        self._scheduling[has_drafts].note(1, seconds / self._pace)
+
+    @property
+    def _choosing(self) -> float:
+        """The seconds that a step with drafts takes the scheduler more than another. In most of the others, drafters
+        rest."""
+        without, with_drafts = (self._scheduling[each].seconds for each in (False, True))
+        return max(0.0, with_drafts - without) if without and with_drafts else FIRST_CHOOSING_SECONDS
+
     def take(self) -> StepCosts | None:
         """The costs, if they have changed by much since the last call that returned some."""
         steps = {number: each.seconds for number, each in self._steps.items() if each.seconds}
         drafts = {number: each.seconds for number, each in self._drafts.items() if each.seconds}
-        if not (_has_changed(self._told, steps) or _has_changed(self._told_drafts, drafts)):
+        choosing = self._choosing
+        has_changed = _has_changed(self._told, steps) or _has_changed(self._told_drafts, drafts)
+        if not steps or not (has_changed or abs(choosing - self._told_choosing) > _LEAST_CHANGE * choosing):
             return None
-        self._told, self._told_drafts = steps, drafts
+        self._told, self._told_drafts, self._told_choosing = steps, drafts, choosing
         numbers = sorted(steps)
         num_tokens = [max(1, round(self._steps[number].num_tokens)) for number in numbers]
         seconds = [steps[number] for number in numbers]
@@ -86,7 +102,9 @@ class StepCostMeter:
             # Beyond the measured numbers of rows, drafts cost more or less as steps do.
             scale = np.array(seconds) / np.interp(measured, num_tokens, seconds)
             draft_seconds = tuple((np.interp(measured, sizes, [drafts[number] for number in rows]) * scale).tolist())
-        return StepCosts(num_tokens=tuple(num_tokens), seconds=tuple(seconds), draft_seconds=draft_seconds)
+        return StepCosts(
+            num_tokens=tuple(num_tokens), seconds=tuple(seconds), draft_seconds=draft_seconds, choosing_seconds=choosing
+        )
 
 
 def _bin_of(num_tokens: int) -> int:

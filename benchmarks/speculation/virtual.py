@@ -117,8 +117,10 @@ class VirtualEngine:
         seconds *= math.exp(_SPREAD * self._random.standard_normal())
         drafting = self._core._state.drafting
         rests = drafting is None or drafting.rests
-        self._now += seconds + (self._resting if rests else self._drafting)
+        scheduling = self._resting if rests else self._drafting
+        self._now += seconds + scheduling
         self._meter.note(plan, seconds)
+        self._meter.note_scheduling(scheduling, has_drafts=bool(plan.drafts))
         self._num_steps += 1
         if self._has_drafters and self._num_steps % _STEPS_BETWEEN_COSTS == 0 and (costs := self._meter.take()):
             self._core.set_costs(costs)

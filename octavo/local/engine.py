@@ -168,11 +168,11 @@ class Engine:
         before_result = time.perf_counter()
         result = step.pending.result()
         computing = step.seconds + time.perf_counter() - before_result
-        self._note_cost(step.plan, computing, result)
         outcome = self._codec.decode(result)
         outputs = _by_sequence(self._core.apply(outcome.result, time.monotonic()))
         outputs += [SequenceOutput(key=end.key, end=end) for end in failed]
         total = time.perf_counter() - start - seconds_begun + step.seconds
+        self._note_cost(step.plan, computing, total - computing, result)
         times = self.times
         times.num_steps += 1
         times.total += total
@@ -193,10 +193,11 @@ class Engine:
             seconds += self._in_flight[-1].seconds
         return seconds
 
-    def _note_cost(self, plan: Plan, seconds: float, result: step_pb2.StepResult) -> None:
+    def _note_cost(self, plan: Plan, computing: float, scheduling: float, result: step_pb2.StepResult) -> None:
         if self._core.settings.speculation is None:
             return
-        self._costs.note(plan, seconds, result.timing.draft, has_drafts=bool(result.drafts))
+        self._costs.note(plan, computing, result.timing.draft, has_drafts=bool(result.drafts))
+        self._costs.note_scheduling(scheduling, has_drafts=bool(plan.drafts))
         if self.times.num_steps % _STEPS_BETWEEN_COSTS == 0 and (costs := self._costs.take()):
             self._core.set_costs(costs)
 

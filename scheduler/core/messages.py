@@ -33,6 +33,10 @@ class Speculation:
     max_cached_outputs: int = 0
 
 
+# Until it is measured: benchmarks/scheduler/drafts.py prints 0.2 to 0.6 ms, and it is more in a running engine.
+FIRST_CHOOSING_SECONDS = 5e-4
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCosts:
     """The seconds that steps have taken lately, by their tokens; linear in between. They decide how many drafts pay."""
@@ -42,6 +46,8 @@ class StepCosts:
     seconds: tuple[float, ...]
     # The seconds of one more draft of n rows by the workers' drafter, for n as above. Empty: they have none.
     draft_seconds: tuple[float, ...] = ()
+    # The seconds that the scheduler takes more for a step with drafts, whatever their number.
+    choosing_seconds: float = FIRST_CHOOSING_SECONDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,10 +20,11 @@ class RecordingError(ValueError):
 
 
 # To be raised with every change that an older or newer reader would misunderstand.
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 # Read as well: no request of format 2 has a rule about repetitions, none of format 3 a constraint, no core of format 4
-# has drafters, no request of format 5 has items, and no core of format 6 an inter_token_latency_target.
-READABLE_VERSIONS = (2, 3, 4, 5, 6, FORMAT_VERSION)
+# has drafters, no request of format 5 has items, no core of format 6 has an inter_token_latency_target, and none of
+# format 7 was told what choosing drafts takes.
+READABLE_VERSIONS = (2, 3, 4, 5, 6, 7, FORMAT_VERSION)
 # Drafters of earlier formats chose by other rules.
 FIRST_VERSION_WITH_TODAYS_DRAFTS = 6
 

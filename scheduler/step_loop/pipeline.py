@@ -67,10 +67,14 @@ class StepPipeline:
                 self._lockstep.note_result(result.step, result.num_tokens_of_all)
         except (ResultError, WaveError) as error:
             return self._workers.fail_epoch(f"the result of step {result.step} can't be used: {error}")
-        self._costs.note(*self._clock.finish(now), result.timing.draft, has_drafts=bool(result.drafts))
+        plan, seconds = self._clock.finish(now)
+        self._costs.note(plan, seconds, result.timing.draft, has_drafts=bool(result.drafts))
         for key, frame in outcome.prompt_logprobs:
             self._requests.collect_prompt_logprobs(key, frame)
+        began = time.monotonic()
         self._outputs.append(self._core.apply(outcome.result, now))
+        # The time of its plan is part of the step's.
+        self._costs.note_scheduling(time.monotonic() - began, has_drafts=bool(plan.drafts))
         return []
 
     def schedule(self) -> list[Event]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scheduler.core.messages import Plan
+from scheduler.core.messages import FIRST_CHOOSING_SECONDS, Plan
 from scheduler.step_costs import StepCostMeter
 
 
@@ -46,6 +46,22 @@ def test_a_slow_hour_changes_no_cost_but_dearer_tokens_do() -> None:
     dearer = meter.take()
     assert dearer is not None
     assert dearer.seconds[2] / dearer.seconds[1] == pytest.approx(2.0, rel=0.1)
+
+
+def test_what_choosing_drafts_takes_the_scheduler_is_measured() -> None:
+    meter = StepCostMeter()
+    for _ in range(5):
+        meter.note(plan(4), 1.0)
+        meter.note_scheduling(2e-4, has_drafts=False)
+    costs = meter.take()
+    assert costs is not None
+    assert costs.choosing_seconds == FIRST_CHOOSING_SECONDS
+    for _ in range(5):
+        meter.note_scheduling(1e-3, has_drafts=True)
+    costs = meter.take()
+    assert costs is not None
+    assert costs.choosing_seconds == pytest.approx(8e-4)
+    assert meter.take() is None
 
 
 def test_the_time_of_drafting_is_not_that_of_the_step() -> None:

@@ -8,12 +8,10 @@ the best step without prefills makes of that time (Dinkelbach, Management Scienc
 import numpy as np
 
 from scheduler.core.drafting.rates import MOST_RATE
-from scheduler.core.messages import StepCosts
+from scheduler.core.messages import FIRST_CHOOSING_SECONDS, StepCosts
 
 # Before anything is measured, each token after the first adds this much of the first one's time.
 _FIRST_SHARE = 0.1
-# What choosing drafts takes the scheduler (benchmarks/scheduler/drafts.py: 0.2 to 0.6 ms, more in a running engine).
-_CHOOSING = 5e-4
 # Drafts must gain at least this much over none: estimates err.
 LEAST_GAIN = 1.03
 # Tokens of a step that hardly costs more than the sum of its tokens.
@@ -33,6 +31,12 @@ class CostTable:
     def seconds(self, first: int, count: int) -> np.ndarray:
         """float64 [count]: seconds of steps with `first` tokens, first + 1, and so on."""
         return self._table(first + count)[first : first + count]
+
+    def seconds_with_choice(self, first: int, count: int) -> np.ndarray:
+        """As `seconds`, if all tokens after the first ones are drafts, with those in which they are chosen."""
+        seconds = self.seconds(first, count).copy()
+        seconds[1:] += FIRST_CHOOSING_SECONDS if self.costs is None else self.costs.choosing_seconds
+        return seconds
 
     def draft_seconds(self, num_rows: int) -> float:
         """Seconds of one more draft of the workers' drafter for so many rows."""
@@ -119,15 +123,10 @@ def _best_count(values: np.ndarray, num_rows: int, num_tokens: int, costs: CostT
     """How many drafts of these values, which fall, a step should have. num_rows, num_tokens: see `choose_counts`."""
     tokens = num_rows + np.append(0.0, values.cumsum())
     # Prefills in the step take their time with drafts or without: a second is worth what steps without them make of it.
-    worth = float((tokens / _with_choice(costs.seconds(num_rows, len(tokens)))).max())
-    surplus = tokens - worth * _with_choice(costs.seconds(num_tokens, len(tokens)))
+    worth = float((tokens / costs.seconds_with_choice(num_rows, len(tokens))).max())
+    surplus = tokens - worth * costs.seconds_with_choice(num_tokens, len(tokens))
     best = int(surplus.argmax())
     return best if surplus[best] - surplus[0] >= (LEAST_GAIN - 1) * num_rows else 0
-
-
-def _with_choice(seconds: np.ndarray) -> np.ndarray:
-    """The seconds of steps with 0, 1, 2 drafts and so on, with those in which the scheduler chooses drafts."""
-    return seconds + np.minimum(np.arange(len(seconds)), 1) * _CHOOSING
 
 
 def choose_depth(values_K: np.ndarray, num_rows: int, num_drafting: int, costs: CostTable) -> tuple[int, float]:

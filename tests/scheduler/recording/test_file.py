@@ -101,7 +101,7 @@ def test_where_a_trace_is_damaged_is_said_with_what_was_equal_before(tmp_path: P
         (b"", "is empty: the scheduler that made it had no workers yet"),
         (b"{}\n", "is not a trace"),
         (b"\x80\x04\x95" * 100, "is not a trace"),
-        (b"octavo trace 99\n", "is a trace of format 99; this is Octavo with format 7"),
+        (b"octavo trace 99\n", "is a trace of format 99; this is Octavo with format 8"),
         (b"octavo trace x\n", "is not a trace"),
         (FIRST_LINE, "ends before its first snapshot"),
     ],

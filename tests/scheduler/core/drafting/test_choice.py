@@ -100,3 +100,13 @@ def test_what_a_drafter_lacks_costs_as_long_steps_do() -> None:
     # A token more costs 0.01, and the drafter takes half of a step's time.
     costs = table({1: 1.0, 513: 6.12}, (0.5, 0.5))
     assert costs.catch_up_seconds() == pytest.approx(0.005)
+
+
+def test_a_scheduler_that_is_slow_to_choose_drafts_chooses_none() -> None:
+    counts = []
+    for choosing in (0.0, 0.1, 2.0):
+        costs = CostTable()
+        costs.set(StepCosts(num_tokens=(1, 64), seconds=(1.0, 1.1), choosing_seconds=choosing))
+        counts.append(sum(counts_of([0.5], costs)))
+    # At most one more token a step.
+    assert counts[0] >= counts[1] > counts[2] == 0
