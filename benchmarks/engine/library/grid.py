@@ -1,6 +1,7 @@
 """Checks every decoder that model_impl=transformers takes against transformers, and writes the table of models.
 
-    python -m benchmarks.engine.library.grid [--only TYPE,...] [--tensor-parallel] [--page docs/models.md] [--json]
+    python -m benchmarks.engine.library.grid [--only TYPE,...] [--head-dim 16] [--tensor-parallel] [--json]
+                                             [--page docs/models.md]
 
 A tiny random model with odd sizes of each class, in float32: logits of a prompt, 64 greedy tokens, and the bits of the
 logits in chunks, beside other requests, behind a cached prefix, and computed again as after a preemption. With
@@ -23,7 +24,7 @@ from benchmarks.engine.library.page import write_page
 from kernels.shard import Shard
 from tests.support.models.layouts import NUM_SAID, Layout, run_layout
 from tests.support.models.library_checks import check, load
-from tests.support.models.library_models import decoder_classes, default_config, tiny_config, tiny_model, write
+from tests.support.models.library_models import SIZES, decoder_classes, default_config, tiny_config, tiny_model, write
 from tests.support.models.rank_pool import RankPool
 from worker.models.config import config_from_json
 from worker.models.library.parallel import divisions
@@ -52,6 +53,10 @@ class Line:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Checks decoders of transformers.")
     parser.add_argument("--only", default="", help="comma-separated model types")
+    parser.add_argument(
+        "--head-dim", type=int, default=0, help="16: a size of heads that caches have, so that more modules are "
+        "exchanged by their formulas; default: sizes that are none",
+    )  # fmt: skip
     parser.add_argument("--tensor-parallel", action="store_true", help="run real workers, too")
     parser.add_argument("--page", type=Path, help="write the table of models there")
     parser.add_argument("--json", action="store_true", help="a line for each class")
@@ -65,7 +70,7 @@ def main() -> int:
         for model_type, name in decoder_classes():
             if only and model_type not in only:
                 continue
-            line = _line(model_type, name, pool if arguments.tensor_parallel else None)
+            line = _line(model_type, name, arguments.head_dim, pool if arguments.tensor_parallel else None)
             lines.append(line)
             _print(line, as_json=arguments.json)
     computed = [line for line in lines if not line.refused]
@@ -77,13 +82,15 @@ def main() -> int:
     return 0 if num_right == len(computed) else 1
 
 
-def _line(model_type: str, name: str, pool: RankPool | None) -> Line:
+def _line(model_type: str, name: str, head_dim: int, pool: RankPool | None) -> Line:
     is_own = name in ARCHITECTURES
     refused = _refusal(model_type, name)
     if refused:
         return Line(model_type=model_type, name=name, is_own=is_own, refused=refused)
     with tempfile.TemporaryDirectory() as base:
-        reference = tiny_model(model_type, name)
+        # Some configs need a size of their own.
+        is_free = vars(tiny_config(model_type, name)).get("head_dim") == SIZES["head_dim"]
+        reference = tiny_model(model_type, name, **({"head_dim": head_dim} if head_dim and is_free else {}))
         directory = write(reference, Path(base))
         checked = check(reference, load(directory), num_tokens=_MAX_TOKENS)
         wrong = list(checked.different)

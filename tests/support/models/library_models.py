@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 VOCAB_SIZE = 131
 # Sizes by the names that configs have for them; a config gets those of its own fields.
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE, "vocab_size_per_layer_input": VOCAB_SIZE,
     "hidden_size": 48, "n_embd": 48, "d_model": 48, "dim": 48, "embedding_size": 48, "word_embed_proj_dim": 48,
     "intermediate_size": 80, "ffn_dim": 80, "n_inner": 80, "intermediate_size_mlp": 72, "ffn_hidden_size": 80,
@@ -61,7 +61,7 @@ def tiny_config(model_type: str, class_name: str, **changes: Any) -> PreTrainedC
     cls = getattr(importlib.import_module("transformers"), class_name)
     config_class = cls.config_class
     default = config_class()
-    fields = {name: value for name, value in _SIZES.items() if _has(default, name)}
+    fields = {name: value for name, value in SIZES.items() if _has(default, name)}
     config = config_class(**(fields | _OWN.get(model_type, {}) | changes))
     config.architectures = [class_name]
     return config

@@ -4,8 +4,7 @@ head in them.
 Legend: T tokens of the step, E hidden size.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +12,6 @@ from torch import nn
 from torch.nn import functional
 
 from kernels.backend import Backend
-from kernels.elementwise.rope import interleave_rope_pairs
-from kernels.kv_cache.write import RopeCacheWrite
 from kernels.linear import PackedLinear, Stream
 from worker.layers.attention import QueryTemperature
 from worker.layers.embedding import Embedding
@@ -27,12 +24,11 @@ from worker.models.decoder import Model
 from worker.models.library.attention import PAGED, PagedAttention, register
 from worker.models.library.classes import meta_model
 from worker.models.library.experts import Experts, register_experts
-from worker.models.library.formulas.gated import OctavoGatedMLP, find_gated
-from worker.models.library.formulas.norm import OctavoNorm, exchanged_norm
-from worker.models.library.formulas.rotated import OctavoAttention, Rotation, find_rotated, rotates_by_halves
+from worker.models.library.formulas.exchange import Formulas
+from worker.models.library.formulas.norm import exchanged_norm
 from worker.models.library.head import AroundHead, LibraryHead
-from worker.models.library.modules import Exchanged, OctavoLinear, Product, exchange, fuse, product_of
-from worker.models.library.parallel import Division, check_heads, divisions, part_of
+from worker.models.library.modules import Exchanged, OctavoLinear, exchange, fuse, product_of
+from worker.models.library.parallel import Division, check_heads, divided, divisions, part_of
 from worker.models.library.stages import Arrival, Departure, Elsewhere, layer_list
 from worker.models.library.tensors import tensors_of, tied_names
 from worker.weights.reader import Shape, WeightReader, WeightsError
@@ -52,7 +48,6 @@ class LibraryDecoder(Model):
         exchanged = exchange(meta_model(library, PAGED), library.weights)
         self._base, self._layers = exchanged.base, backend.stage.layers(config.num_layers)
         self._departure = self._cut_stages(layer_list(self._base, config.num_layers), exchanged)
-        self._rotation = Rotation(config.head_size)
         self._num_bytes = 0
         self._embed: Embedding | None = None
         if backend.stage.is_first:
@@ -138,12 +133,11 @@ class LibraryDecoder(Model):
         relative = {name.removeprefix(prefix): module for name, module in linears.items()}
         ways = {f"{prefix}{name}": way for name, way in divisions(self._base, relative, self.backend.shard).items()}
         if self.backend.native is not None:
-            rotary_size = rotates_by_halves(self._base, self.config.hidden_size)
+            formulas = Formulas(self.config, self.backend, self._base, linears, ways, reader)
             for name, module in list(self._base.named_modules(prefix=exchanged.base_name)):
-                if self._load_gated(name, module, linears, ways, reader) or (
-                    rotary_size is not None and self._load_rotated(name, module, rotary_size, linears, ways, reader)
-                ):
-                    linears = {each: linear for each, linear in linears.items() if not each.startswith(f"{name}.")}
+                formulas.exchange(name, module)
+            linears = formulas.others
+            self._num_bytes += formulas.num_bytes
         loadable = (group for group in library.fused if set(group) <= linears.keys())
         # Gathered outputs come rank by rank, so those of several layers would be mixed.
         fused = [group for group in loadable if _have_one_way([ways[name] for name in group])]
@@ -155,94 +149,6 @@ class LibraryDecoder(Model):
                 packed = PackedLinear(reader(name), None, self.backend)
                 weight.octavo.product = product_of(packed, self.backend.compute_dtype)
                 self._num_bytes += packed.num_bytes
-
-    def _load_gated(
-        self,
-        name: str,
-        module: nn.Module,
-        linears: Mapping[str, OctavoLinear],
-        ways: Mapping[str, Division],
-        reader: WeightReader,
-    ) -> bool:
-        """Loads a gated MLP as two layers. Returns False, and loads nothing, if the module is none, or its layers do
-        not fit each other."""
-        gated = find_gated(module)
-        if gated is None:
-            return False
-        names = [f"{name}.{each}" for each in (gated.gate, gated.up, gated.down)]
-        gate, up, down = (linears[each] for each in names)
-        divided = [ways[each] for each in names]
-        has_bias = gate.bias is not None
-        is_split = divided == [Division.OUTPUTS, Division.OUTPUTS, Division.INPUTS]
-        if (up.bias is not None) != has_bias or not (is_split or set(divided) == {Division.WHOLE}):
-            return False
-        part = self.backend.shard.of(gate.out_features, names[0]) if is_split else None
-        first = load_linear(
-            reader, names[:2], bias=has_bias, backend=self.backend, gated=True, activation=gated.activation,
-            outputs=None if part is None else lambda _: part,
-        )  # fmt: skip
-        last = load_linear(reader, names[2:], bias=down.bias is not None, backend=self.backend, inputs=part)
-        self._num_bytes += first.num_bytes + last.num_bytes
-        dtype = self.backend.compute_dtype
-        inner = product_of(first, dtype)
-        outer = _divided(product_of(last, dtype), divided[2], None)
-        self._replace(name, OctavoGatedMLP(lambda x_TI: outer(inner(x_TI))))
-        return True
-
-    def _load_rotated(
-        self,
-        name: str,
-        module: nn.Module,
-        rotary_size: int,
-        linears: Mapping[str, OctavoLinear],
-        ways: Mapping[str, Division],
-        reader: WeightReader,
-    ) -> bool:
-        """Loads an attention module as two layers. Returns False, and loads nothing, if it is not known by its formula,
-        or its layers do not fit each other."""
-        norms = {each: child for each, child in module.named_children() if isinstance(child, OctavoNorm)}
-        size, shard = self.config.head_size, self.backend.shard
-        layer = getattr(module, "layer_idx", None)
-        rotated = find_rotated(module, size, rotary_size, norms) if isinstance(layer, int) else None
-        if rotated is None or not isinstance(layer, int):
-            return False
-        q, k, v, o = names = [f"{name}.{each}" for each in (rotated.q, rotated.k, rotated.v, rotated.o)]
-        has_bias = {linears[each].bias is not None for each in (q, k, v)}
-        divided = [ways[each] for each in names]
-        is_split = divided == [Division.OUTPUTS] * 3 + [Division.INPUTS]
-        if len(has_bias) > 1 or not (is_split or shard.size == 1):
-            return False
-        widths = {each: linears[each].out_features for each in (q, k, v)}
-        if [widths[q], widths[k]] != [self.config.num_heads * size, self.config.num_kv_heads * size]:
-            return False
-        kept = partial(interleave_rope_pairs, head_size=size, rope_size=rotary_size)
-        qkv = load_linear(
-            reader, [q, k, v], bias=has_bias.pop(), backend=self.backend,
-            outputs=lambda each: shard.of(widths[each], each),
-            reorder=lambda each, rows: rows if each == v else kept(rows),
-        )  # fmt: skip
-        inputs = shard.of(widths[q], o) if is_split else None
-        last = load_linear(reader, [o], bias=linears[o].bias is not None, backend=self.backend, inputs=inputs)
-        self._num_bytes += qkv.num_bytes + last.num_bytes
-        heads = [self.config.num_heads // shard.size, self.config.num_kv_heads // shard.size]
-        head_norm_HD = None
-        if rotated.norms:
-            head_norm_HD = torch.cat([
-                kept(norms[each].weight_N).expand(count, -1) for each, count in zip(rotated.norms, heads, strict=True)
-            ])  # fmt: skip
-        write = RopeCacheWrite(
-            self.backend, num_heads=heads[0], num_kv_heads=heads[1], head_size=size, head_norm_HD=head_norm_HD,
-            eps=norms[rotated.norms[0]].eps if rotated.norms else 0.0,
-        )  # fmt: skip
-        product = _divided(product_of(last, self.backend.compute_dtype), divided[3], None)
-        span = self.config.attention_span_of(layer)
-        self._replace(name, OctavoAttention(rotated, layer, span, self._rotation, qkv, product, write))
-        return True
-
-    def _replace(self, name: str, module: nn.Module) -> None:
-        """name: within the whole model."""
-        parent, _, attribute = name.rpartition(".")
-        self._base.get_submodule(parent.partition(".")[2])._modules[attribute] = module
 
     def _load_group(
         self, names: Sequence[str], modules: Sequence[OctavoLinear], way: Division, reader: WeightReader
@@ -264,7 +170,7 @@ class LibraryDecoder(Model):
         self._num_bytes += packed.num_bytes
         if way in (Division.OUTPUTS, Division.PAIRED):
             linears.split([width // shard.size for width in widths.values()])
-        linears.product = _divided(product_of(packed, self.backend.compute_dtype), way, inputs)
+        linears.product = divided(product_of(packed, self.backend.compute_dtype), way, inputs)
 
     def _paired(self, name: str, module: OctavoLinear, reader: WeightReader) -> PackedLinear:
         half = module.out_features // 2
@@ -344,25 +250,6 @@ def _checked(config: ModelConfig, backend: Backend) -> LibraryConfig:
 
 def _have_one_way(ways: Sequence[Division]) -> bool:
     return len(set(ways)) == 1 and ways[0] is not Division.GATHERED
-
-
-def _divided(product: Product, way: Division, inputs: slice | None) -> Product:
-    """Adds to a rank's product what it takes from the others."""
-    if way in (Division.WHOLE, Division.OUTPUTS, Division.PAIRED):
-        return product
-    if way is Division.GATHERED:
-
-        def gathered(x_TI: torch.Tensor) -> torch.Tensor:
-            return current().group.gather(product(x_TI)).transpose(0, 1).flatten(1)
-
-        return gathered
-    return partial(_summed, product, inputs if way is Division.TAKEN else None)
-
-
-def _summed(product: Product, inputs: slice | None, x_TI: torch.Tensor) -> torch.Tensor:
-    y_TO = product(x_TI if inputs is None else x_TI[:, inputs])
-    current().group.sum_(y_TO)
-    return y_TO
 
 
 def _compute_buffers(model: Any, name: str, module: nn.Module, computed: Sequence[str]) -> None:

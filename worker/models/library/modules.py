@@ -16,13 +16,13 @@ from kernels.linear import PackedLinear
 from worker.layers.embedding import Embedding
 from worker.layers.forward_context import current
 from worker.models.library.classes import RefusedError
+from worker.models.library.parallel import Product
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # The name of our experts function in the library's registry.
 EXPERTS = "octavo"
-Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Linears:
@@ -31,7 +31,7 @@ class Linears:
 
     def __init__(self, widths: list[int]) -> None:
         self._widths = widths
-        # Set where there are weights: maps contiguous [T, I] to [T, O].
+        # Set where there are weights.
         self.product: Product | None = None
         self._input: torch.Tensor | None = None
         self._outputs: Sequence[torch.Tensor] = ()

@@ -1,14 +1,19 @@
 """Reads the tensor-parallel plan that transformers has for a model: how ranks divide each linear layer."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import partial
 from types import EllipsisType
 
 import torch
 from torch import nn
 
 from kernels.shard import Shard
+from worker.layers.forward_context import current
+
+# Maps contiguous [T, I] to [T, O].
+Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Division(Enum):
@@ -76,3 +81,22 @@ def check_heads(num_heads: int, num_kv_heads: int, shard: Shard) -> None:
             f"tensor_parallel_size={shard.size} does not divide {num_heads} heads on {num_kv_heads} KV heads, as "
             f"model_impl=transformers needs; {', '.join(map(str, valid))} do"
         )
+
+
+def divided(product: Product, way: Division, inputs: slice | None) -> Product:
+    """Adds to a rank's product what it takes from the others. inputs: this rank's, for Division.TAKEN."""
+    if way in (Division.WHOLE, Division.OUTPUTS, Division.PAIRED):
+        return product
+    if way is Division.GATHERED:
+
+        def gathered(x_TI: torch.Tensor) -> torch.Tensor:
+            return current().group.gather(product(x_TI)).transpose(0, 1).flatten(1)
+
+        return gathered
+    return partial(_summed, product, inputs if way is Division.TAKEN else None)
+
+
+def _summed(product: Product, inputs: slice | None, x_TI: torch.Tensor) -> torch.Tensor:
+    y_TO = product(x_TI if inputs is None else x_TI[:, inputs])
+    current().group.sum_(y_TO)
+    return y_TO

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 
-class _StandIn(nn.Module):
-    """Stands for a layer. Has the layer's own attributes, by which a model may choose the layer's mask."""
+class StandIn(nn.Module):
+    """Takes the place of a layer. Has the layer's own attributes, by which a model may choose the layer's mask."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -15,14 +15,14 @@ class _StandIn(nn.Module):
         self.__dict__.update(own | {"training": False})
 
 
-class Elsewhere(_StandIn):
+class Elsewhere(StandIn):
     """A layer of another stage: passes its input on."""
 
     def forward(self, hidden_states: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         return hidden_states
 
 
-class Arrival(_StandIn):
+class Arrival(StandIn):
     """The layer before this stage's first one: gives the result of the stage before."""
 
     def __init__(self, layer: nn.Module, incoming: Callable[[], torch.Tensor]) -> None:
@@ -33,7 +33,7 @@ class Arrival(_StandIn):
         return self._incoming().view_as(hidden_states)
 
 
-class Departure(_StandIn):
+class Departure(StandIn):
     """The layer after this stage's last one: keeps what the next stage needs."""
 
     def __init__(self, layer: nn.Module) -> None:

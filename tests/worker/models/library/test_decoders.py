@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from tests.support.models.library_checks import check, load
 from tests.support.models.library_models import tiny_model, write
+from worker.models.library.formulas.layer import OctavoLayer
+from worker.models.library.formulas.rotated import OctavoAttention
 from worker.weights.quantization.kinds import QuantizationOption
 
 # A scale after the head; a head with a bias, and norms with biases; Conv1D and learned positions; experts whose files
@@ -36,6 +39,30 @@ def test_a_decoder_computes_as_in_transformers(model_type: str, name: str, tmp_p
     """Logits within 1e-4, equal greedy tokens; the same bits in chunks, beside others, and behind a cached prefix."""
     reference = tiny_model(model_type, name)
     checked = check(reference, load(write(reference, tmp_path)), num_tokens=24)
+    assert checked.is_right, checked
+
+
+# Heads of a size that the cache has, so that no zeros are added: layers as one, with rope in all of them or in some,
+# with norms of heads and windows; attention alone.
+EXCHANGED = (
+    ("llama", "LlamaForCausalLM", OctavoLayer),
+    ("smollm3", "SmolLM3ForCausalLM", OctavoLayer),
+    ("qwen3", "Qwen3ForCausalLM", OctavoLayer),
+    ("ministral", "MinistralForCausalLM", OctavoLayer),
+    ("olmo2", "Olmo2ForCausalLM", None),
+    ("glm4_moe", "Glm4MoeForCausalLM", OctavoAttention),
+)
+
+
+@pytest.mark.parametrize(("model_type", "name", "exchanged"), EXCHANGED, ids=[name for _, name, _ in EXCHANGED])
+def test_a_decoder_computes_as_in_transformers_by_its_formulas(
+    model_type: str, name: str, exchanged: type[nn.Module] | None, tmp_path: Path
+) -> None:
+    reference = tiny_model(model_type, name, head_dim=16)
+    loaded = load(write(reference, tmp_path))
+    found = [type(each) for each in loaded.model._base.modules()]  # pyright: ignore[reportAttributeAccessIssue]
+    assert exchanged in found or (exchanged is None and not {OctavoLayer, OctavoAttention} & {*found})
+    checked = check(reference, loaded, num_tokens=24)
     assert checked.is_right, checked
 
 

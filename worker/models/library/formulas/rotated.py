@@ -19,7 +19,7 @@ from kernels.kv_cache.write import RopeCacheWrite
 from kernels.linear import PackedLinear
 from worker.layers.forward_context import current
 from worker.model_config import AttentionSpan
-from worker.models.library.formulas.norm import SAME, OctavoNorm
+from worker.models.library.formulas.norm import OctavoNorm, is_same
 from worker.models.library.modules import OctavoLinear, Product
 
 _NUM_TOKENS = 5
@@ -148,7 +148,7 @@ def find_rotated(
             heads[i] = norms[name](heads[i])
         if is_rotated:
             heads[:2] = [_rotate(each, cos, sin) for each in heads[:2]]
-        if all(map(_is_same, seen.heads, heads)):
+        if all(map(is_same, seen.heads, heads)):
             return Rotated(
                 q=q, k=k, v=v, o=o, norms=order, is_rotated=is_rotated, scale=seen.scale, soft_cap=seen.soft_cap
             )
@@ -207,13 +207,8 @@ def _rotate(x_HTD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
     return torch.cat((rotary * cos + torch.cat((-second, first), dim=-1) * sin, rest), dim=-1)
 
 
-def _is_same(x: torch.Tensor, y: torch.Tensor) -> bool:
-    return x.shape == y.shape and bool(((x - y).abs() <= SAME * y.abs().amax()).all())
-
-
-class OctavoAttention(nn.Module):
-    """One layer's attention: a layer that gives q, k and v, rope and the write into the KV cache, paged attention, and
-    the product of its result."""
+class PagedHeads:
+    """What the heads of a layer give: a product for q, k and v, rope, the write into the KV cache, paged attention."""
 
     def __init__(
         self,
@@ -222,25 +217,16 @@ class OctavoAttention(nn.Module):
         span: AttentionSpan,
         rotation: Rotation,
         qkv: PackedLinear,
-        o: Product,
         write: RopeCacheWrite,
     ) -> None:
-        """qkv: its outputs are as `write` takes them."""
-        super().__init__()
-        self._layer, self._span, self._rotation = layer, span, rotation
-        self._qkv, self._o, self._write = qkv, o, write
+        """qkv: its outputs are as `write` takes them; it may have a norm."""
+        self._layer, self._span, self._rotation, self._qkv, self._write = layer, span, rotation, qkv, write
         self._is_rotated, self._scale, self._soft_cap = rotated.is_rotated, rotated.scale, rotated.soft_cap
 
-    def forward(
-        self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, None]:
-        """hidden_states: [1, R, E]. Rows of padding get zeros."""
-        context = current()
-        take, cache, num_tokens = context.workspace.take, context.kv_cache.of_layer(self._layer), len(context.slots_T)
-        num_rows, size = hidden_states.shape[1:]
-        x_TE = hidden_states.reshape(num_rows, size).contiguous()
-        if num_rows > num_tokens:
-            x_TE = x_TE[:num_tokens]
+    def __call__(self, x_TE: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        """x_TE: contiguous. position_embeddings: the library's cosines and sines. Returns [T, H * D]."""
+        context, num_tokens = current(), len(x_TE)
+        take, cache = context.workspace.take, context.kv_cache.of_layer(self._layer)
         qkv_TF = self._qkv(x_TE, out=take("qkv", num_tokens, self._qkv.num_outputs))
         cos, sin = position_embeddings
         table = self._rotation(cos, sin, num_tokens) if self._is_rotated else self._rotation.none(num_tokens)
@@ -248,9 +234,27 @@ class OctavoAttention(nn.Module):
         o_THD = context.attention_plans[self._span].attend(
             q_THD, cache, self._scale, out=take("heads", *q_THD.shape), soft_cap=self._soft_cap
         )
-        y_TE = self._o(o_THD.view(num_tokens, -1))
-        if num_rows > num_tokens:
-            y_TE = functional.pad(y_TE, (0, 0, 0, num_rows - num_tokens))
+        return o_THD.view(num_tokens, -1)
+
+
+class OctavoAttention(nn.Module):
+    def __init__(self, heads: PagedHeads, o: Product) -> None:
+        """o: the product of what the heads give."""
+        super().__init__()
+        self._heads, self._o = heads, o
+
+    def forward(
+        self, hidden_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, None]:
+        """hidden_states: [1, R, E]. Rows of padding get zeros."""
+        num_rows, size = hidden_states.shape[1:]
+        x_TE = hidden_states.reshape(num_rows, size).contiguous()
+        padding = num_rows - len(current().slots_T)
+        if padding:
+            x_TE = x_TE[:-padding]
+        y_TE = self._o(self._heads(x_TE, position_embeddings))
+        if padding:
+            y_TE = functional.pad(y_TE, (0, 0, 0, padding))
         return y_TE.view(1, num_rows, -1), None
 
     # nn.Module's own call looks for hooks, which there are none of.
