@@ -10,8 +10,8 @@ from protos import admin_pb2 as pb
 from runtime.telemetry.rates import ClusterRates, ReplicaRates
 
 
-def state_json(view: pb.ObserveResponse, rates: ClusterRates, *, is_admin: bool) -> str:
-    """Numbers are seconds, tokens and tokens a second, as in protos/admin.proto."""
+def state_json(view: pb.ObserveResponse, rates: ClusterRates, images: dict[str, Any], *, is_admin: bool) -> bytes:
+    """Numbers are seconds, tokens and tokens a second, as in protos/admin.proto. images: router.api.console.images."""
     router = view.router
     shown: dict[str, Any] = {
         "is_admin": is_admin,
@@ -23,13 +23,14 @@ def state_json(view: pb.ObserveResponse, rates: ClusterRates, *, is_admin: bool)
             "num_streams": router.num_streams,
             "num_parked_streams": router.num_parked_streams,
             "num_resubmissions": router.num_resubmissions,
+            "images": images,
         },
         "rates": {name: value for name, value in dataclasses.asdict(rates).items() if name != "replicas"},
         "replicas": [_replica(each, of) for each, of in zip(view.replicas, rates.replicas, strict=True)],
         "requests": [_fields(each) for each in view.requests],
         "num_requests": view.num_requests,
     }
-    return msgspec.json.encode(shown).decode()
+    return msgspec.json.encode(shown)
 
 
 def _replica(view: pb.ReplicaView, rates: ReplicaRates) -> dict[str, Any]:
@@ -40,8 +41,8 @@ def _replica(view: pb.ReplicaView, rates: ReplicaRates) -> dict[str, Any]:
         "num_preemptions": view.totals.num_preemptions,
         "rates": dataclasses.asdict(rates),
         "ranks": [_fields(each) for each in view.ranks],
-        "steps": [_fields(each) for each in view.steps],
-        "sequences": [_fields(each) for each in view.sequences],
+        # Decode, draft and prefill tokens: there are a hundred steps in each message.
+        "steps": [(each.num_decode_tokens, each.num_draft_tokens, each.num_prefill_tokens) for each in view.steps],
     }
 
 

@@ -52,6 +52,7 @@ let last = null;
 feed.addEventListener("state", ({ detail }) => {
   last = detail;
   setText($("model"), detail.router.model);
+  chat.images.learn(detail.router.images);
   cluster.take(detail);
   requests.take(detail);
 });
