@@ -269,7 +269,7 @@ def main() -> None:
                     num_failed += run(page, running, arguments.pictures) + check_text_model(page, running)
                     page.close()
             if part in ("all", "images"):
-                num_failed += check_images(browser, arguments.pictures)
+                num_failed += check_images(browser)
             if part in ("all", "growth"):
                 with cluster() as running:
                     num_failed += watch(browser.open(), running, arguments.minutes)

@@ -36,9 +36,9 @@ _DRAWN = (
 
 
 class ImageChecks(Checks):
-    def __init__(self, page: Page, running: Cluster, directory: Path, pictures: Path | None = None) -> None:
+    def __init__(self, page: Page, running: Cluster, directory: Path) -> None:
         """directory: where files for the page are written."""
-        super().__init__(page, running, pictures)
+        super().__init__(page, running)
         self._directory = directory
 
     def are_refused_by_a_model_of_text(self) -> str:
@@ -107,11 +107,6 @@ class ImageChecks(Checks):
         ]
         expected = self._answer(messages)
         assert second == self._shown(expected), f"{second!r}, and the API: {expected!r}"
-        if self.pictures is not None:
-            self._paste(self._file("next.png", seed=9))
-            self.page.wait(f"{_COMPOSED} === 1")
-            self.picture("console-images")
-            self.page.run("document.querySelector('.attached .remove').click()")
         self.press("Regenerate")
         self.page.wait("document.querySelector('button.primary').disabled")
         assert self.whole() == second, "made again with the same seed, the answer differs"
@@ -123,8 +118,8 @@ class ImageChecks(Checks):
         text, broken, large = (self._directory / name for name in ("note.txt", "broken.png", "large.png"))
         text.write_text("not an image")
         broken.write_bytes(b"\x89PNG\r\n\x1a\n broken")
-        self._file(large.name, side=260)
-        assert large.stat().st_size > _MOST_MIB * 2**20
+        self._file(large.name, side=500)
+        assert large.stat().st_size > _MOST_MIB * 2**20, "the large image is too small"
         seen = []
         for file, wanted in (
             (text, "text/plain: use PNG"), (broken, "can't be read as an image"), (large, "an image may have 103 KiB"),
@@ -200,10 +195,10 @@ def image_cluster(directory: Path) -> Iterator[Cluster]:
         yield running
 
 
-def check_images(browser: Browser, pictures: Path | None) -> int:
+def check_images(browser: Browser) -> int:
     """Returns how many checks failed."""
     with tempfile.TemporaryDirectory() as name, image_cluster(Path(name)) as running:
-        checks = ImageChecks(browser.open(), running, Path(name), pictures)
+        checks = ImageChecks(browser.open(), running, Path(name))
         checks.page.prefer("light")
         checks.open()
         checks.check("images by button, paste and drop, removed by keys", checks.are_attached)
