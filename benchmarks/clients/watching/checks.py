@@ -1,8 +1,9 @@
 """What checks of the console have in common: they open the page, ask it, and tell how each of them went."""
 
+import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,14 @@ class Checks:
     def setting(self, name: str, value: str) -> None:
         self.page.run(f"document.querySelector('[name={name}]').value = {json.dumps(value)}")
 
-    def ask(self, text: str = QUESTION) -> None:
+    def say(self, text: str) -> None:
         self.page.run("location.hash = 'chat'; document.querySelector('.composer textarea').focus()")
         self.page.type(text)
         self.page.key("Enter", "\r")
+
+    def ask(self, text: str = QUESTION) -> None:
+        """Says it, and waits until the answer has begun."""
+        self.say(text)
         self.page.wait(f"!({IDLE})")
 
     def press(self, label: str) -> None:
@@ -64,19 +69,21 @@ class Checks:
         self.page.wait(IDLE, seconds)
         return self.page.run(ANSWER)
 
-    def answer_with(self, *deltas: dict[str, Any]) -> None:
-        """From now on the page's requests for completions get this answer, without a router, and are kept in
-        `window.asked`. See `answer_truly`."""
+    @contextlib.contextmanager
+    def answering(self, *deltas: dict[str, Any]) -> Iterator[None]:
+        """Answers the page's requests for completions without a router, and keeps them in `window.asked`. Such an answer
+        is there at once."""
         chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
         body = "".join(f"data: {json.dumps(each)}\n\n" for each in chunks) + "data: [DONE]\n\n"
         self.page.run(
-            "window.asked = []; window.realFetch ??= window.fetch; window.fetch = async (path, options) => { if "
+            "window.asked = []; window.realFetch = window.fetch; window.fetch = async (path, options) => { if "
             "(!path.includes('completions')) return window.realFetch(path, options); "
             f"window.asked.push(JSON.parse(options.body)); return new Response({json.dumps(body)}) }}; 0"
         )
-
-    def answer_truly(self) -> None:
-        self.page.run("window.fetch = window.realFetch; 0")
+        try:
+            yield
+        finally:
+            self.page.run("window.fetch = window.realFetch; 0")
 
     def picture(self, name: str) -> None:
         if self.pictures is not None:

@@ -90,14 +90,11 @@ class ConsoleChecks(Checks):
 
     def shows_hostile_output_as_text(self) -> str:
         self.press("New chat")
-        text = _HOSTILE + "x" * _LONG_LINE
-        self.answer_with({"content": text})
         began = time.monotonic()
-        self.page.run("document.querySelector('.composer textarea').focus()")
-        self.page.type("x")
-        self.page.key("Enter", "\r")
-        self.page.wait(f"({ANSWER}).length > {_LONG_LINE}")
-        self.page.wait(IDLE)
+        with self.answering({"content": _HOSTILE + "x" * _LONG_LINE}):
+            self.say("x")
+            self.page.wait(f"({ANSWER}).length > {_LONG_LINE}")
+            self.page.wait(IDLE)
         seconds = time.monotonic() - began
         shown = self.page.run(f"({ANSWER}).slice(0, 200)")
         assert "<script>window.hacked = 1</script>" in shown
@@ -105,7 +102,6 @@ class ConsoleChecks(Checks):
         assert "\u241b[31m" in shown
         assert self.page.run("window.hacked === undefined && !document.querySelector('.log img, .log script')")
         assert not self.page.run(OVERFLOW), "the page is wider than the window"
-        self.answer_truly()
         self.press("New chat")
         return f"1 MB in one line within {seconds:.1f} s"
 
@@ -114,18 +110,18 @@ class ConsoleChecks(Checks):
         name, arguments = "get_weather", '{"city": "<img src=x onerror=\'window.hacked = 1\'>\u202e"}'
         call = {"index": 0, "id": "call-1", "type": "function", "function": {"name": name, "arguments": ""}}
         parts = [{"index": 0, "function": {"arguments": part}} for part in (arguments[:9], arguments[9:])]
-        self.answer_with({"tool_calls": [call]}, *({"tool_calls": [part]} for part in parts))
-        self.ask()
-        self.page.wait(IDLE)
-        shown = self.page.run("document.querySelector('.log .call').textContent")
+        with self.answering({"tool_calls": [call]}, *({"tool_calls": [part]} for part in parts)):
+            self.say("What is the weather?")
+            shown = self.page.wait("document.querySelector('.log .call')?.textContent")
+            self.page.wait(IDLE)
+            self.say("And tomorrow?")
+            self.page.wait("window.asked.length === 2")
+            self.page.wait(IDLE)
         assert shown == f"{name}({arguments})".replace("\u202e", "[U+202E]"), shown
         assert self.page.run("window.hacked === undefined && !document.querySelector('.log img')")
-        self.ask("And tomorrow?")
-        self.page.wait(IDLE)
         sent = self.page.run("window.asked[1].messages[1]")
         function = {"name": name, "arguments": arguments}
         assert sent["tool_calls"] == [{"id": "call-1", "type": "function", "function": function}], sent
-        self.answer_truly()
         self.press("New chat")
         return shown
 
