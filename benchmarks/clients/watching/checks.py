@@ -71,8 +71,7 @@ class Checks:
 
     @contextlib.contextmanager
     def answering(self, *deltas: dict[str, Any]) -> Iterator[None]:
-        """Answers the page's requests for completions without a router, and keeps them in `window.asked`. Such an answer
-        is there at once."""
+        """Answers the page's requests for completions without a router, and at once; keeps them in `window.asked`."""
         chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
         body = "".join(f"data: {json.dumps(each)}\n\n" for each in chunks) + "data: [DONE]\n\n"
         self.page.run(
