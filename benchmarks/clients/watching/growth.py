@@ -6,7 +6,7 @@ from statistics import median
 
 from benchmarks.clients.watching.browser import Live, Page
 from benchmarks.clients.watching.checks import Checks
-from benchmarks.clients.watching.load import Load, loaded
+from benchmarks.clients.watching.load import loaded
 
 # Streams of 32 tokens with pauses between them take less than half of two cores: what is late is late by the page.
 _NUM_STREAMS, _MAX_TOKENS, _PAUSE_S = 4, 32, 2.0
@@ -36,18 +36,17 @@ _LATENESS = (
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """late_ms, gap_ms: the latest timer, and the longest time between two frames. rate: tokens a second."""
+    """late_ms, gap_ms: the latest timer, and the longest time between two frames."""
 
     live: Live
     late_ms: float
     gap_ms: float
-    rate: float
 
     def __str__(self) -> str:
         heap, nodes, listeners = self.live
         return (
             f"heap {heap / 1e6:.2f} MB, {nodes} nodes, {listeners} listeners, timers late by {self.late_ms:.0f} ms, "
-            f"frames {self.gap_ms:.0f} ms apart, at most; {self.rate:.0f} tok/s"
+            f"frames {self.gap_ms:.0f} ms apart, at most"
         )
 
 
@@ -60,8 +59,10 @@ def stays_small(checks: Checks, minutes: float) -> str:
         # At least five, in shorter runs more often than once a minute.
         count = max(round(minutes), 5)
         for number in range(count + 1):
-            samples.append(_look(page, load, began + 60 * minutes * number / count))
-            print(f"{(time.monotonic() - began) / 60:15.1f} min  {samples[-1]}", flush=True)
+            samples.append(_look(page, began + 60 * minutes * number / count))
+            seconds = time.monotonic() - began
+            rate = load.num_tokens / seconds
+            print(f"{seconds / 60:15.1f} min  {samples[-1]}; {rate:.0f} tok/s so far", flush=True)
     # The first one is taken before the lists begin to fill.
     middle, last = samples[len(samples) // 2].live, samples[-1].live
     shift = page.run("window.shift")
@@ -84,15 +85,14 @@ def stays_small(checks: Checks, minutes: float) -> str:
     return shown
 
 
-def _look(page: Page, load: Load, at: float) -> Sample:
+def _look(page: Page, at: float) -> Sample:
     """Goes from view to view until the time has come."""
-    number, began, tokens = 0, time.monotonic(), load.num_tokens
+    number = 0
     while (left := at - time.monotonic()) > 0:
         page.run(f"location.hash = {_VIEWS[number % len(_VIEWS)]!r}")
         time.sleep(min(_VIEW_S, left))
         number += 1
-    rate = (load.num_tokens - tokens) / max(time.monotonic() - began, 1.0)
     page.run(f"location.hash = {_VIEWS[0]!r}")
     time.sleep(1.5)
     late, gap = page.run(_LATENESS)
-    return Sample(page.live(), late, gap, rate)
+    return Sample(page.live(), late, gap)
