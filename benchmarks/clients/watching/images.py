@@ -42,6 +42,7 @@ class ImageChecks(Checks):
         self._directory = directory
 
     def are_refused_by_a_model_of_text(self) -> str:
+        self.page.run("location.hash = 'chat'")
         self.press("New chat")
         self.page.wait(f"{_BUTTON}.getAttribute('aria-disabled') === 'true'")
         self._press_attach()
