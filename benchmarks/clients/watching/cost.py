@@ -2,9 +2,9 @@
 
 First one page is opened in Chromium, to count what it asks for; then a process reads the router's answers as ten such
 pages do, without drawing them. Rounds with and without alternate, so that other work on the machine disturbs both
-alike. Tokens are those that the router counts. Prints a line a pair, and medians: the ratio of tokens, and the CPU time
-that router and schedulers, and the readers themselves, use more for as many tokens. Takes under six minutes; --page
-none needs no Chromium.
+alike. Tokens are those that the router counts. Prints a line a pair, and medians: the ratio of tokens a second; that of
+tokens a CPU second of the cluster's processes and the readers, which other work on the machine disturbs less; and the
+CPU time that each part uses more for as many tokens. Takes under six minutes; --page none needs no Chromium.
 """
 
 import argparse
@@ -104,13 +104,14 @@ def cpu_seconds(*processes: psutil.Process) -> float:
 
 
 def measured(running: Cluster, count: int, seconds: float) -> dict[str, float]:
-    """Returns tokens a second, and the shares of a core that router, schedulers and readers use."""
+    """Returns tokens a second, and the shares of a core that the cluster's processes and the readers use."""
     with consoles(running, count) as reader:
         # The first messages, which tell what has happened before, are not what ten open pages cost.
         time.sleep(2)
         parts = {
             "router": [running.process("router")],
             "schedulers": [running.process("scheduler", index) for index in range(2)],
+            "workers": [running.process("worker", index) for index in range(2)],
             "readers": [] if reader is None else [reader],
         }
         began = time.perf_counter()
@@ -159,6 +160,11 @@ def show_page(page: dict[str, float], *, as_json: bool) -> None:
     print(f"a page: {opened}; then {then}", flush=True)
 
 
+def per_cpu(figures: dict[str, float]) -> float:
+    """Returns the tokens a CPU second of all parts together."""
+    return figures["rate"] / sum(value for name, value in figures.items() if name != "rate")
+
+
 def more_cores(with_: dict[str, float], without: dict[str, float]) -> dict[str, float]:
     """Returns the shares of a core that are used more for as many tokens as in the round without."""
     ratio = with_["rate"] / without["rate"]
@@ -172,14 +178,16 @@ def show_pair(with_: dict[str, float], without: dict[str, float], count: int, *,
         return
     more = ", ".join(f"{name} {100 * value:+.1f}%" for name, value in more_cores(with_, without).items())
     shown = f"{with_['rate']:7.1f} tok/s with, {without['rate']:7.1f} without: {ratio:.3f}"
-    print(f"{shown}; of a core: {more}", flush=True)
+    print(f"{shown}; a CPU second: {per_cpu(with_) / per_cpu(without):.3f}; of a core: {more}", flush=True)
 
 
 def show_medians(pairs: list[tuple[dict[str, float], dict[str, float]]]) -> None:
     ratio = median(with_["rate"] / without["rate"] for with_, without in pairs)
+    by_cpu = median(per_cpu(with_) / per_cpu(without) for with_, without in pairs)
     costs = [more_cores(*pair) for pair in pairs]
     more = ", ".join(f"{name} {100 * median(cost[name] for cost in costs):+.1f}%" for name in costs[0])
-    print(f"medians of {len(pairs)} pairs: {ratio:.3f} of the tokens; of a core: {more}")
+    shown = f"{ratio:.3f} of the tokens a second, {by_cpu:.3f} of those a CPU second"
+    print(f"medians of {len(pairs)} pairs: {shown}; of a core: {more}")
 
 
 if __name__ == "__main__":
