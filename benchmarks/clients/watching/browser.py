@@ -221,7 +221,7 @@ class Page:
 
         data = base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"])
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.open(BytesIO(data)).convert("RGB").quantize(96).save(path, optimize=True)
+        Image.open(BytesIO(data)).convert("RGB").quantize(224).save(path, optimize=True)
 
     def live(self) -> Live:
         """Returns what is in use after a collection."""

@@ -171,8 +171,6 @@ class ConsoleChecks(Checks):
             self.page.run(f"location.hash = '{view}'")
             time.sleep(1.2)
             assert not self.page.run(OVERFLOW), f"{view} is wider than {width} pixels"
-            if view == "cluster":
-                self.picture("console-narrow")
         self.page.resize(1200, 800)
         return "no view is wider"
 
@@ -192,7 +190,7 @@ class ConsoleChecks(Checks):
         self.press("New chat")
         self.setting("max_tokens", "200")
         self.setting("seed", "3")
-        with loaded(self.running, 10, max_tokens=300, prompt_words=900):
+        with loaded(self.running, 10, max_tokens=200, prompt_words=900, is_even=True):
             self.ask("What is the capital of France, and what is it known for?")
             self.whole()
             self.page.run("document.querySelector('.log .answer').focus()")
@@ -208,10 +206,11 @@ class ConsoleChecks(Checks):
             self.page.run("location.hash = 'cluster'")
             time.sleep(8)
             self.page.resize(1200, 900)
-            self.page.prefer("dark")
+            self.press("Theme")
             time.sleep(1.5)
             self.picture("console-cluster")
-            self.page.prefer("light")
+            self.press("Theme")
+            self.page.resize(1200, 800)
             self.page.run("location.hash = 'events'")
             time.sleep(1)
             self.picture("console-events")
