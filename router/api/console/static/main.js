@@ -29,6 +29,7 @@ function show() {
     tab.tabIndex = each === view ? 0 : -1;
   }
   if (view === "cluster") cluster.show();
+  if (view === "events") happenings.show();
   if (view === "requests" && id) requests.show(decodeURIComponent(id));
   if (view === "chat") chat.input.focus();
 }
