@@ -140,7 +140,7 @@ def main() -> None:
                 show_page(count_page(running), as_json=arguments.json)
             except BrowserError as error:
                 raise SystemExit(f"{error}; or use --page none") from None
-        pairs = []
+        pairs: list[tuple[dict[str, float], dict[str, float]]] = []
         for number in range(arguments.pairs):
             rounds = {}
             # Which one is first alternates, too.

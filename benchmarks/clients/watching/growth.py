@@ -14,8 +14,9 @@ _NUM_STREAMS, _MAX_TOKENS, _PAUSE_S = 4, 32, 2.0
 _VIEWS, _VIEW_S = ("cluster", "requests", "events"), 5.0
 # Milliseconds that the latest timers and frames of a page may be later at the end than at the start.
 _MOST_LATER_MS = 30.0
-# Between the middle, when lists have filled up to their bounds, and the end.
-_MOST_GROWTH = Live(heap_bytes=300_000, num_nodes=400, num_listeners=60)
+# Events that the page keeps, and what it may hold more once it has that many: fifty further ones, and little else.
+_FULL = 300
+_MOST_GROWTH = Live(heap_bytes=300_000, num_nodes=800, num_listeners=100)
 # Collects layout shifts, but for the second after another view was opened.
 _WATCH = (
     "window.shifts = {cluster: 0, requests: 0, events: 0}; window.moved = performance.now(); "
@@ -40,13 +41,15 @@ class Sample:
     """late_ms, gap_ms: the latest timer, and the longest time between two frames."""
 
     live: Live
+    num_events: int
     late_ms: float
     gap_ms: float
 
     def __str__(self) -> str:
         heap, nodes, listeners = self.live
         return (
-            f"heap {heap / 1e6:.2f} MB, {nodes} nodes, {listeners} listeners, timers late by {self.late_ms:.0f} ms, "
+            f"heap {heap / 1e6:.2f} MB, {nodes} nodes, {listeners} listeners, {self.num_events} events; "
+            f"timers late by {self.late_ms:.0f} ms, "
             f"frames {self.gap_ms:.0f} ms apart, at most"
         )
 
@@ -64,8 +67,8 @@ def stays_small(checks: Checks, minutes: float) -> str:
             seconds = time.monotonic() - began
             rate = load.num_tokens / seconds
             print(f"{seconds / 60:15.1f} min  {samples[-1]}; {rate:.0f} tok/s so far", flush=True)
-    # The first one is taken before the lists begin to fill.
-    middle, last = samples[len(samples) // 2].live, samples[-1].live
+    full = next((each for each in samples if each.num_events >= _FULL), None)
+    last = samples[-1].live
     shifts = page.run("window.shifts")
     third = len(samples) // 3
     early, late = samples[1 : 1 + third], samples[-third:]
@@ -74,13 +77,14 @@ def stays_small(checks: Checks, minutes: float) -> str:
         for what in ("late_ms", "gap_ms")
     )
     shown = (
-        f"from the middle to the end: heap {(last.heap_bytes - middle.heap_bytes) / 1000:+.0f} KB, "
-        f"{last.num_nodes - middle.num_nodes:+d} nodes, {last.num_listeners - middle.num_listeners:+d} listeners; "
         f"timers {timers:+.0f} ms, frames {frames:+.0f} ms; {load.num_requests} requests; "
         f"layout shift {', '.join(f'{value:.3f} in {view}' for view, value in shifts.items())}"
     )
-    for now, before, most in zip(last, middle, _MOST_GROWTH, strict=True):
-        assert now - before <= most, shown
+    assert full is not None, f"fewer than {_FULL} events, growth can't be told: use more --minutes; {shown}"
+    more = Live(*(now - before for now, before in zip(last, full.live, strict=True)))
+    heap = f"heap {more.heap_bytes / 1000:+.0f} KB"
+    shown = f"since {_FULL} events: {heap}, {more.num_nodes:+d} nodes, {more.num_listeners:+d} listeners; {shown}"
+    assert all(each <= most for each, most in zip(more, _MOST_GROWTH, strict=True)), shown
     assert max(timers, frames) <= _MOST_LATER_MS, shown
     assert not load.num_failures, f"{load.num_failures} requests failed; {shown}"
     assert max(shifts.values()) < 0.1, shown
@@ -97,4 +101,4 @@ def _look(page: Page, at: float) -> Sample:
     page.run(f"location.hash = {_VIEWS[0]!r}")
     time.sleep(1.5)
     late, gap = page.run(_LATENESS)
-    return Sample(page.live(), late, gap)
+    return Sample(page.live(), page.run("document.querySelectorAll('.happenings li').length"), late, gap)

@@ -128,7 +128,7 @@ async def test_the_feed_tells_state_and_happenings(
         assert [(each["kind"], each["request_id"]) for each in told][-1] == ("ended", "mine")
 
 
-async def told_of_images(scheduler: FakeScheduler, **options: object) -> dict[str, Any]:
+async def told_of_images(scheduler: FakeScheduler, **options: Any) -> dict[str, Any]:
     async with (
         running_schedulers(scheduler),
         running_router([scheduler.address], **options) as (server, _),
