@@ -153,7 +153,7 @@ def replica_view(seen: Observation, replica_id: str) -> pb.ReplicaView:
 
 
 def _messages(kind: type[View], seen: Iterable[object]) -> list[View]:
-    """Returns messages with the fields of objects that mirror them. dataclasses.asdict would take as long again."""
+    """Returns messages with the fields of objects that mirror them. dataclasses.asdict takes several times as long."""
     names = [field.name for field in kind.DESCRIPTOR.fields]
     return [kind(**{name: getattr(each, name) for name in names}) for each in seen]
 
