@@ -5,6 +5,7 @@ import contextlib
 import logging
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import runtime.grpc_setup.quiet  # noqa: F401 (before grpc)
@@ -12,6 +13,7 @@ from configs.flags import own_number, parse_flags, usage
 from configs.load import ConfigError, load_options
 from configs.options import Options
 from router.api.compat.services import MissingPackageError
+from router.api.console.images import chat_images
 from router.api.console.pages import Console
 from router.api.gateway.app import Gateway
 from router.api.gateway.batches.store import BatchStore
@@ -141,7 +143,7 @@ def _serve_http(options: Options, index: ProcessIndex, server: RouterServer) -> 
         batch_concurrency=options.batch_concurrency,
         is_tracing=server.is_tracing,
         attachments=server.attachments,
-        console=Console(server.observer, server.operator) if options.console else None,
+        console=_console(options, server) if options.console else None,
     )
     port = options.router_http_port(index.router)
     http = GatewayServer(gateway, options.host, port, server.tls, shares_port=index.shares_ports)
@@ -150,6 +152,11 @@ def _serve_http(options: Options, index: ProcessIndex, server: RouterServer) -> 
     if options.console:
         log.info("the console is at /console of that port")
     return http
+
+
+def _console(options: Options, server: RouterServer) -> Console:
+    images = partial(chat_images, server.intake, options.max_message_bytes)
+    return Console(server.observer, server.operator, images)
 
 
 def _observe(

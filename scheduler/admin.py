@@ -1,8 +1,7 @@
 """The Admin service of one scheduler. Questions go to the step loop, because only its thread may touch the core."""
 
 import asyncio
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -20,6 +19,7 @@ SERVICE = pb.DESCRIPTOR.services_by_name["Admin"].full_name
 
 Context = grpc.aio.ServicerContext
 Answer = TypeVar("Answer")
+View = TypeVar("View", pb.RankView, pb.StepView, pb.SequenceView)
 
 # Time for an answer of the step loop, which takes commands between two steps.
 ANSWER_S = 10.0
@@ -143,13 +143,19 @@ def replica_view(seen: Observation, replica_id: str) -> pb.ReplicaView:
             num_accepted_tokens=sum(stats.num_accepted_by_position),
             num_steps=stats.num_steps,
         ),
-        ranks=[pb.RankView(**dataclasses.asdict(rank)) for rank in seen.ranks],
-        steps=[pb.StepView(**dataclasses.asdict(step)) for step in seen.steps],
+        ranks=_messages(pb.RankView, seen.ranks),
+        steps=_messages(pb.StepView, seen.steps),
     )
     if look is not None:
         view.num_cached_blocks, view.used_blocks, view.cached_blocks = look.num_cached_blocks, look.used, look.cached
-        view.sequences.extend(pb.SequenceView(**dataclasses.asdict(each)) for each in look.sequences)
+        view.sequences.extend(_messages(pb.SequenceView, look.sequences))
     return view
+
+
+def _messages(kind: type[View], seen: Iterable[object]) -> list[View]:
+    """Returns messages with the fields of objects that mirror them. dataclasses.asdict takes several times as long."""
+    names = [field.name for field in kind.DESCRIPTOR.fields]
+    return [kind(**{name: getattr(each, name) for name in names}) for each in seen]
 
 
 def _buckets(buckets: Buckets) -> pb.HistogramView:

@@ -123,10 +123,15 @@ class Intake:
         return 0 if model is None else model.max_model_len
 
     @property
+    def takes_items(self) -> bool:
+        """True if the served model takes images or videos, as far as is known."""
+        return bool(self._replicas.media_json)
+
+    @property
     def max_item_bytes(self) -> int:
         """The most bytes of images and videos that a request may have; 0: it has none."""
         limits = self.items.limits
-        return limits.max_request_bytes if limits.takes_items and self._replicas.media_json else 0
+        return limits.max_request_bytes if limits.takes_items and self.takes_items else 0
 
     def parses(self, chat: pb.ChatPrompt) -> bool:
         """Tells whether the served model's formats tell more apart in a chat's output than its answer."""

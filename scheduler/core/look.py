@@ -1,8 +1,9 @@
 """A look at a core's sequences and blocks, for people who watch it. Bounded: about 2 ms, however large the core is."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
+from functools import lru_cache
+from itertools import accumulate, chain, islice
 
 from scheduler.core.state.request import Sequence
 from scheduler.core.state.state import State
@@ -72,12 +73,25 @@ def _look_at(state: State, sequence: Sequence) -> SequenceLook:
 
 def _map(state: State) -> tuple[bytes, bytes]:
     pool = state.pool
-    num_cells = min(pool.num_blocks, _MOST_CELLS)
-    used, cached = bytearray(), bytearray()
+    seen, cells = _cells(pool.num_blocks)
+    return _shares(map(pool.is_used, seen), cells), _shares(map(pool.is_cached, seen), cells)
+
+
+@lru_cache(maxsize=4)
+def _cells(num_blocks: int) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...]]:
+    """Returns the blocks that the map looks at, and where those of each cell begin and end among them."""
+    num_cells = min(num_blocks, _MOST_CELLS)
+    seen, cells = list[int](), list[tuple[int, int]]()
     for cell in range(num_cells):
         # Blocks count from 1.
-        first, end = 1 + cell * pool.num_blocks // num_cells, 1 + (cell + 1) * pool.num_blocks // num_cells
+        first, end = 1 + cell * num_blocks // num_cells, 1 + (cell + 1) * num_blocks // num_cells
         blocks = range(first, end, max(1, (end - first) * num_cells // _MOST_BLOCKS))
-        used.append(255 * sum(map(pool.is_used, blocks)) // len(blocks))
-        cached.append(255 * sum(map(pool.is_cached, blocks)) // len(blocks))
-    return bytes(used), bytes(cached)
+        cells.append((len(seen), len(seen) + len(blocks)))
+        seen += blocks
+    return tuple(seen), tuple(cells)
+
+
+def _shares(flags: Iterable[bool], cells: Iterable[tuple[int, int]]) -> bytes:
+    """Returns a byte for each cell, 255 if all of its flags are true. A sum a cell takes five times as long."""
+    sums = list(accumulate(flags, initial=0))
+    return bytes(255 * (sums[end] - sums[begin]) // (end - begin) for begin, end in cells)

@@ -12,16 +12,26 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _ANSWER_S = 60.0
+_DIALOG_S = 10.0
 _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage"),
     *("--disable-background-timer-throttling", "--disable-renderer-backgrounding", "--enable-precise-memory-info"),
 )
+
+
+class Live(NamedTuple):
+    """What a page holds. heap_bytes: of JavaScript objects. num_nodes: of documents, and removed ones that something
+    still refers to."""
+
+    heap_bytes: int
+    num_nodes: int
+    num_listeners: int
 
 
 class BrowserError(Exception):
@@ -106,12 +116,16 @@ class Browser:
 
 
 class Page:
-    """One page. requests: URLs that it asked for. errors: exceptions, and what breaks its security policy."""
+    """One page. requests: URLs that it asked for. num_bytes: of what came. errors: exceptions, and what breaks its
+    security policy."""
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser, self._session = browser, session
         self.requests: list[str] = []
+        self.num_bytes = 0
         self.errors: list[str] = []
+        # Elements that have asked for files.
+        self._choosers: list[int] = []
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self._browser.send(method, self._session, **parameters)
@@ -120,6 +134,11 @@ class Page:
         """Takes an event of the protocol."""
         if method == "Network.requestWillBeSent":
             self.requests.append(parameters["request"]["url"])
+        elif method == "Network.dataReceived":
+            # encodedDataLength is 0 for parts of a stream.
+            self.num_bytes += parameters["encodedDataLength"] or parameters["dataLength"]
+        elif method == "Page.fileChooserOpened":
+            self._choosers.append(parameters["backendNodeId"])
         elif method == "Runtime.exceptionThrown":
             details = parameters["exceptionDetails"]
             self.errors.append(details.get("exception", {}).get("description", details["text"]))
@@ -128,6 +147,9 @@ class Page:
             # A router that is down is what some checks are about.
             if entry["level"] == "error" and entry["source"] != "network":
                 self.errors.append(entry["text"])
+
+    def close(self) -> None:
+        self.send("Page.close")
 
     def go(self, url: str) -> None:
         self.send("Page.navigate", url=url)
@@ -162,6 +184,26 @@ class Page:
         """Types into the element that has the focus."""
         self.send("Input.insertText", text=text)
 
+    def choose(self, act: Callable[[], None], files: Sequence[Path]) -> None:
+        """Answers the dialog that `act` opens with files. Raises BrowserError."""
+        self.send("Page.setInterceptFileChooserDialog", enabled=True)
+        act()
+        deadline = time.monotonic() + _DIALOG_S
+        while not self._choosers:
+            if time.monotonic() > deadline:
+                raise BrowserError(f"no dialog for files has opened within {_DIALOG_S:g} s")
+            time.sleep(0.02)
+        self.send("DOM.setFileInputFiles", files=[str(file) for file in files], backendNodeId=self._choosers.pop())
+        self.send("Page.setInterceptFileChooserDialog", enabled=False)
+
+    def drop(self, selector: str, files: Sequence[Path]) -> None:
+        """Drags files from outside onto the middle of an element, and drops them there."""
+        box = f"document.querySelector({json.dumps(selector)}).getBoundingClientRect()"
+        x, y = self.run(f"(({{x, y, width, height}}) => [x + width / 2, y + height / 2])({box})")
+        data = {"items": [], "files": [str(file) for file in files], "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            self.send("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
+
     def resize(self, width: int, height: int) -> None:
         self.send(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 500
@@ -179,18 +221,13 @@ class Page:
 
         data = base64.b64decode(self.send("Page.captureScreenshot", format="png")["data"])
         path.parent.mkdir(parents=True, exist_ok=True)
-        Image.open(BytesIO(data)).convert("RGB").quantize(96).save(path, optimize=True)
+        Image.open(BytesIO(data)).convert("RGB").quantize(224).save(path, optimize=True)
 
-    def heap_bytes(self) -> int:
-        """Returns the bytes of live JavaScript objects, after a collection."""
+    def live(self) -> Live:
+        """Returns what is in use after a collection."""
         self.send("HeapProfiler.collectGarbage")
-        metrics = {each["name"]: each["value"] for each in self.send("Performance.getMetrics")["metrics"]}
-        return int(metrics["JSHeapUsedSize"])
-
-    def num_nodes(self) -> int:
-        """Returns the number of the document's nodes, those that wait for collection included."""
-        metrics = {each["name"]: each["value"] for each in self.send("Performance.getMetrics")["metrics"]}
-        return int(metrics["Nodes"])
+        found = {each["name"]: each["value"] for each in self.send("Performance.getMetrics")["metrics"]}
+        return Live(*(int(found[name]) for name in ("JSHeapUsedSize", "Nodes", "JSEventListeners")))
 
 
 @contextlib.contextmanager

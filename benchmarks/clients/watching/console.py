@@ -1,84 +1,30 @@
 """Checks the console in a headless Chromium, against a cluster that loses processes, and takes its pictures.
 
-python -m benchmarks.clients.watching.console [--minutes 10] [--pictures docs/pictures]
+python -m benchmarks.clients.watching.console [--part page|images|growth] [--minutes 10] [--pictures docs/pictures]
 
-An answer streams, is stopped, made again, fails and recovers; worker, scheduler and router are killed in the middle of
-an answer, which ends as the undisturbed one; hostile output stays text; all is done by keys alone, at 360 pixels, in
-dark and light; and the page stays open under load without growth. Needs the program chromium; takes four minutes and
---minutes.
+page: an answer streams, is stopped, made again, fails and recovers; worker, scheduler and router are killed in the
+middle of an answer, which ends as the undisturbed one; hostile output stays text; all is done by keys alone, at 360
+pixels, in dark and light. images: attached, seen by the model, removed, refused. growth: the page stays open under
+load, and is measured once a minute. Needs the program chromium; takes five minutes and --minutes.
 """
 
 import argparse
-import json
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 from benchmarks.clients.watching.browser import BrowserError, Page, chromium
+from benchmarks.clients.watching.checks import ANSWER, IDLE, LINK, META, OVERFLOW, Checks
+from benchmarks.clients.watching.growth import stays_small
+from benchmarks.clients.watching.images import check_images, check_text_model
 from benchmarks.clients.watching.load import Cluster, cluster, loaded
 
-QUESTION = "Tell me a long story about a lighthouse."
-_ANSWER = "document.querySelector('.log article:last-child .answer')?.textContent ?? ''"
-_META = "document.querySelector('.log article:last-child .meta')?.textContent ?? ''"
-_IDLE = "document.querySelector('button.primary') && !document.querySelector('button.primary').disabled"
-_LINK = "document.getElementById('link').textContent"
-_OVERFLOW = "document.documentElement.scrollWidth > innerWidth"
 # Texts that a model might be made to write.
 _HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>\u202eabc\u001b[31mred\u0000 "
 _LONG_LINE = 1_000_000
 
 
-class Checks:
-    """The checks of one page, and their verdicts."""
-
-    def __init__(self, page: Page, running: Cluster, pictures: Path | None) -> None:
-        self.page, self.running, self.pictures = page, running, pictures
-        self.verdicts: list[tuple[str, str]] = []
-
-    def check(self, name: str, act: Callable[[], str | None]) -> None:
-        """Runs a check. act: returns a figure to show; raises BrowserError or AssertionError if it is not so."""
-        began = time.monotonic()
-        try:
-            shown = act() or ""
-            verdict = "ok"
-        except (AssertionError, BrowserError) as error:
-            verdict, shown = "FAILED", str(error)
-        self.verdicts.append((name, verdict))
-        print(f"{verdict:7}{time.monotonic() - began:6.1f} s  {name}  {shown}", flush=True)
-
-    # --- Steps
-
-    def open(self, view: str = "chat") -> None:
-        self.page.go(f"{self.running.url}/console#{view}")
-        self.page.wait("document.readyState === 'complete'")
-        self.page.wait(f"{_LINK}.startsWith('live')", 60)
-
-    def setting(self, name: str, value: str) -> None:
-        self.page.run(f"document.querySelector('[name={name}]').value = {json.dumps(value)}")
-
-    def ask(self, text: str = QUESTION) -> None:
-        self.page.run("location.hash = 'chat'; document.querySelector('.composer textarea').focus()")
-        self.page.type(text)
-        self.page.key("Enter", "\r")
-        self.page.wait(f"!({_IDLE})")
-
-    def press(self, label: str) -> None:
-        found = f"[...document.querySelectorAll('button')].find((each) => each.textContent === {json.dumps(label)})"
-        self.page.run(f"{found}.click()")
-
-    def length(self) -> int:
-        return self.page.run(f"({_ANSWER}).length")
-
-    def whole(self, seconds: float = 120.0) -> str:
-        """Waits for the end of the answer, and returns it."""
-        self.page.wait(_IDLE, seconds)
-        return self.page.run(_ANSWER)
-
-    def picture(self, name: str) -> None:
-        if self.pictures is not None:
-            self.page.picture(self.pictures / f"{name}.png")
-
+class ConsoleChecks(Checks):
     # --- Checks of the chat
 
     def streams(self) -> str:
@@ -86,20 +32,20 @@ class Checks:
         self.setting("seed", "7")
         self.ask()
         lengths = set()
-        while not self.page.run(_IDLE):
+        while not self.page.run(IDLE):
             lengths.add(self.length())
             time.sleep(0.05)
         assert len(lengths) > 5, f"the text grew in {len(lengths)} steps only"
         assert self.page.run("document.querySelectorAll('.log .token').length") > 50
-        return f"{len(lengths)} lengths seen; {self.page.run(_META)}"
+        return f"{len(lengths)} lengths seen; {self.page.run(META)}"
 
     def is_stopped(self) -> str:
         self.setting("max_tokens", "2000")
         self.ask()
-        self.page.wait(f"({_ANSWER}).length > 40")
+        self.page.wait(f"({ANSWER}).length > 40")
         self.page.key("Escape")
-        self.page.wait(_IDLE, 5)
-        assert "stopped" in self.page.run(_META), self.page.run(_META)
+        self.page.wait(IDLE, 5)
+        assert "stopped" in self.page.run(META), self.page.run(META)
         length = self.length()
         self.page.run("location.hash = 'requests'")
         self.page.wait("document.querySelector('#requests .dim').textContent.startsWith('0 live')", 10)
@@ -113,11 +59,11 @@ class Checks:
         self.ask()
         first = self.whole()
         self.press("Regenerate")
-        self.page.wait(f"!({_IDLE})")
+        self.page.wait(f"!({IDLE})")
         assert self.whole() == first, "the same seed gave another answer"
         self.setting("seed", "8")
         self.press("Regenerate")
-        self.page.wait(f"!({_IDLE})")
+        self.page.wait(f"!({IDLE})")
         assert self.whole() != first, "another seed gave the same answer"
         assert self.page.run("document.querySelectorAll('.log article').length") == 2
         return "the same with its seed, another with another"
@@ -130,7 +76,7 @@ class Checks:
         assert "top_p" in shown, shown
         self.setting("top_p", "")
         self.press("Regenerate")
-        self.page.wait(f"!({_IDLE})")
+        self.page.wait(f"!({IDLE})")
         assert self.whole()
         return shown
 
@@ -144,30 +90,40 @@ class Checks:
 
     def shows_hostile_output_as_text(self) -> str:
         self.press("New chat")
-        text = _HOSTILE + "x" * _LONG_LINE
-        chunks = [{"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}]}]
-        body = "".join(f"data: {json.dumps(each)}\n\n" for each in chunks) + "data: [DONE]\n\n"
-        script = (
-            "window.realFetch = window.fetch; window.fetch = async (path, ...rest) => path.includes('completions') ? "
-            f"new Response({json.dumps(body)}, {{status: 200}}) : window.realFetch(path, ...rest)"
-        )
-        self.page.run(f"{script}; 0")
         began = time.monotonic()
-        self.page.run("document.querySelector('.composer textarea').focus()")
-        self.page.type("x")
-        self.page.key("Enter", "\r")
-        self.page.wait(f"({_ANSWER}).length > {_LONG_LINE}")
-        self.page.wait(_IDLE)
+        with self.answering({"content": _HOSTILE + "x" * _LONG_LINE}):
+            self.say("x")
+            self.page.wait(f"({ANSWER}).length > {_LONG_LINE}")
+            self.page.wait(IDLE)
         seconds = time.monotonic() - began
-        shown = self.page.run(f"({_ANSWER}).slice(0, 200)")
+        shown = self.page.run(f"({ANSWER}).slice(0, 200)")
         assert "<script>window.hacked = 1</script>" in shown
         assert "[U+202E]abc" in shown
         assert "\u241b[31m" in shown
         assert self.page.run("window.hacked === undefined && !document.querySelector('.log img, .log script')")
-        assert not self.page.run(_OVERFLOW), "the page is wider than the window"
-        self.page.run("window.fetch = window.realFetch; 0")
+        assert not self.page.run(OVERFLOW), "the page is wider than the window"
         self.press("New chat")
         return f"1 MB in one line within {seconds:.1f} s"
+
+    def shows_tool_calls(self) -> str:
+        self.press("New chat")
+        name, arguments = "get_weather", '{"city": "<img src=x onerror=\'window.hacked = 1\'>\u202e"}'
+        call = {"index": 0, "id": "call-1", "type": "function", "function": {"name": name, "arguments": ""}}
+        parts = [{"index": 0, "function": {"arguments": part}} for part in (arguments[:9], arguments[9:])]
+        with self.answering({"tool_calls": [call]}, *({"tool_calls": [part]} for part in parts)):
+            self.say("What is the weather?")
+            shown = self.page.wait("document.querySelector('.log .call')?.textContent")
+            self.page.wait(IDLE)
+            self.say("And tomorrow?")
+            self.page.wait("window.asked.length === 2")
+            self.page.wait(IDLE)
+        assert shown == f"{name}({arguments})".replace("\u202e", "[U+202E]"), shown
+        assert self.page.run("window.hacked === undefined && !document.querySelector('.log img')")
+        sent = self.page.run("window.asked[1].messages[1]")
+        function = {"name": name, "arguments": arguments}
+        assert sent["tool_calls"] == [{"id": "call-1", "type": "function", "function": function}], sent
+        self.press("New chat")
+        return shown
 
     # --- Losses
 
@@ -180,7 +136,7 @@ class Checks:
         expected = self.whole()
         self.press("New chat")
         self.ask()
-        self.page.wait(f"({_ANSWER}).length > {len(expected) // 4}")
+        self.page.wait(f"({ANSWER}).length > {len(expected) // 4}")
         # The cluster has two schedulers and workers; the stream is on one of them.
         victims = range(1 if module == "router" else 2)
         for process in [self.running.process(module, index) for index in victims]:
@@ -189,8 +145,8 @@ class Checks:
         assert killed_at < len(expected), "the answer had ended before"
         found = self.whole(180)
         assert found == expected, f"another answer: {found[:80]!r}... for {expected[:80]!r}..."
-        self.page.wait(f"{_LINK}.startsWith('live')", 60)
-        return f"killed at character {killed_at} of {len(expected)}; {self.page.run(_LINK)}"
+        self.page.wait(f"{LINK}.startsWith('live')", 60)
+        return f"killed at character {killed_at} of {len(expected)}; {self.page.run(LINK)}"
 
     # --- The looks of it
 
@@ -214,9 +170,7 @@ class Checks:
         for view in ("chat", "cluster", "requests", "events"):
             self.page.run(f"location.hash = '{view}'")
             time.sleep(1.2)
-            assert not self.page.run(_OVERFLOW), f"{view} is wider than {width} pixels"
-            if view == "cluster":
-                self.picture("console-narrow")
+            assert not self.page.run(OVERFLOW), f"{view} is wider than {width} pixels"
         self.page.resize(1200, 800)
         return "no view is wider"
 
@@ -236,7 +190,7 @@ class Checks:
         self.press("New chat")
         self.setting("max_tokens", "200")
         self.setting("seed", "3")
-        with loaded(self.running, 10, max_tokens=300, prompt_words=900):
+        with loaded(self.running, 10, max_tokens=200, prompt_words=900, is_even=True):
             self.ask("What is the capital of France, and what is it known for?")
             self.whole()
             self.page.run("document.querySelector('.log .answer').focus()")
@@ -252,52 +206,20 @@ class Checks:
             self.page.run("location.hash = 'cluster'")
             time.sleep(8)
             self.page.resize(1200, 900)
-            self.page.prefer("dark")
+            self.press("Theme")
             time.sleep(1.5)
             self.picture("console-cluster")
-            self.page.prefer("light")
+            self.press("Theme")
+            self.page.resize(1200, 800)
             self.page.run("location.hash = 'events'")
             time.sleep(1)
             self.picture("console-events")
         return f"in {self.pictures}"
 
-    def stays_small(self, minutes: float) -> str:
-        """Open under load: memory, nodes and the delay of a timer, a minute after the start and at the end."""
-        self.page.run("location.hash = 'cluster'")
-        self.page.run(
-            "window.shift = 0; new PerformanceObserver((list) => list.getEntries().forEach((each) => "
-            "{ if (!each.hadRecentInput) window.shift += each.value })).observe({type: 'layout-shift'}); 0"
-        )
-        lag = (
-            "new Promise((resolve) => { let worst = 0, left = 40, last = performance.now(); const timer = setInterval("
-            "() => { const now = performance.now(); worst = Math.max(worst, now - last - 50); last = now; "
-            "if (!--left) { clearInterval(timer); resolve(worst) } }, 50) })"
-        )
-        with loaded(self.running, 8):
-            time.sleep(min(60, 20 * minutes))
-            heap, nodes, first_lag = self.page.heap_bytes(), self.page.num_nodes(), self.page.run(lag)
-            time.sleep(60 * minutes)
-            heap_now, nodes_now, last_lag = self.page.heap_bytes(), self.page.num_nodes(), self.page.run(lag)
-        shift = self.page.run("window.shift")
-        shown = (
-            f"heap {heap / 1e6:.1f} to {heap_now / 1e6:.1f} MB, nodes {nodes} to {nodes_now}, worst timer "
-            f"{first_lag:.0f} to {last_lag:.0f} ms late, layout shift {shift:.3f}"
-        )
-        # The list of happenings fills up to its bound, 300 rows of eight nodes.
-        assert heap_now < heap + 4e6, shown
-        assert nodes_now < nodes + 4000, shown
-        assert shift < 0.1, shown
-        return shown
 
-    def asked_nobody_else(self) -> str:
-        foreign = [url for url in self.page.requests if not url.startswith(self.running.url)]
-        assert not foreign, foreign
-        assert not self.page.errors, self.page.errors
-        return f"{len(self.page.requests)} requests, no exception, no breach of the policy"
-
-
-def run(page: Page, running: Cluster, pictures: Path | None, minutes: float) -> bool:
-    checks = Checks(page, running, pictures)
+def run(page: Page, running: Cluster, pictures: Path | None) -> int:
+    """Returns how many checks failed."""
+    checks = ConsoleChecks(page, running, pictures)
     page.prefer("light")
     checks.open()
     checks.check("an answer streams", checks.streams)
@@ -306,6 +228,7 @@ def run(page: Page, running: Cluster, pictures: Path | None, minutes: float) -> 
     checks.check("an error is shown, and recovered from", checks.recovers_from_an_error)
     checks.check("arrow keys tell how likely tokens were", checks.tells_how_likely)
     checks.check("hostile output stays text", checks.shows_hostile_output_as_text)
+    checks.check("calls of tools are shown", checks.shows_tool_calls)
     for module in ("worker", "scheduler", "router"):
         checks.check(f"kill -9 of every {module} in the middle of an answer", partial(checks.survives, module))
     checks.check("keys alone", checks.works_by_keys_alone)
@@ -313,23 +236,41 @@ def run(page: Page, running: Cluster, pictures: Path | None, minutes: float) -> 
     checks.check("dark and light", checks.is_dark_and_light)
     if pictures is not None:
         checks.check("pictures", checks.takes_pictures)
-    if minutes:
-        checks.check(f"{minutes:g} minutes under load", lambda: checks.stays_small(minutes))
     checks.check("no request leaves the origin", checks.asked_nobody_else)
-    return all(verdict == "ok" for _, verdict in checks.verdicts)
+    return checks.num_failed
+
+
+def watch(page: Page, running: Cluster, minutes: float) -> int:
+    """Returns how many checks failed."""
+    checks = Checks(page, running)
+    checks.open("cluster")
+    checks.check(f"{minutes:g} minutes under load", lambda: stays_small(checks, minutes))
+    checks.check("no request leaves the origin, over time", checks.asked_nobody_else)
+    return checks.num_failed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0, help="how long the page stays open under load")
     parser.add_argument("--pictures", type=Path, help="a folder for pictures; not given: none are taken")
+    parser.add_argument("--part", choices=("all", "page", "images", "growth"), default="all")
     arguments = parser.parse_args()
+    part, num_failed = arguments.part, 0
     try:
-        with cluster() as running, chromium() as browser:
-            good = run(browser.open(), running, arguments.pictures, arguments.minutes)
+        with chromium() as browser:
+            if part in ("all", "page"):
+                with cluster() as running:
+                    page = browser.open()
+                    num_failed += run(page, running, arguments.pictures) + check_text_model(page, running)
+                    page.close()
+            if part in ("all", "images"):
+                num_failed += check_images(browser)
+            if part in ("all", "growth"):
+                with cluster() as running:
+                    num_failed += watch(browser.open(), running, arguments.minutes)
     except BrowserError as error:
         raise SystemExit(str(error)) from None
-    raise SystemExit(not good)
+    raise SystemExit(num_failed > 0)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Runs a real Prometheus against a cluster under load: each panel's query gives data, each alert fires at its fault.
 
 Reads deploy/grafana/octavo.json and deploy/prometheus/alerts.yml. Prints a line a query and an alert, and ends with
-exit code 1 if one gave nothing. Needs the program prometheus (Debian: `apt-get install prometheus`); takes six minutes.
+exit code 1 if one gave nothing. Needs the program prometheus (Debian: `apt-get install prometheus`); takes up to eight
+minutes.
 """
 
 import argparse
@@ -35,6 +36,8 @@ _METRICS_PORT = 18_950
 # A router, two schedulers, two workers.
 _NUM_PROCESSES = 5
 _FIRES_S = 180.0
+# Rates are taken over a minute.
+_SETTLES_S = 90.0
 # Few blocks and a short queue: preemptions and refusals come at once. Drafts for the panels on speculation.
 _FLAGS = (
     *("--kv-cache-memory=0.02", "--max-num-seqs=16", "--max-queued-requests=4"),
@@ -68,6 +71,10 @@ class Prometheus:
 
     def firing(self) -> set[str]:
         return {each["labels"]["alertname"] for each in self._get("alerts")["alerts"] if each["state"] == "firing"}
+
+    def pending(self) -> set[str]:
+        """Returns the alerts that fire, or will if their conditions last."""
+        return {each["labels"]["alertname"] for each in self._get("alerts")["alerts"]}
 
     def wait(self) -> None:
         """Waits until it answers and all targets are up. Raises SystemExit."""
@@ -203,7 +210,10 @@ def check_alerts(prometheus: Prometheus, running: Cluster) -> bool:
     assert rules == FAULTS.keys(), f"alerts without a fault, or the reverse: {rules ^ FAULTS.keys()}"
     num_good = 0
     for alert, fault in FAULTS.items():
-        early = alert in prometheus.firing()
+        # A fault may cause another one, such as a queue that is full of preempted requests; it is over first.
+        deadline = time.monotonic() + _SETTLES_S
+        while (early := alert in prometheus.pending()) and time.monotonic() < deadline:
+            time.sleep(0.5)
         began = time.monotonic()
         with fault(running):
             while not (fires := alert in prometheus.firing()) and time.monotonic() - began < _FIRES_S:
@@ -211,7 +221,7 @@ def check_alerts(prometheus: Prometheus, running: Cluster) -> bool:
         seconds = time.monotonic() - began
         verdict = "fired before its fault" if early else f"fires after {seconds:.0f} s" if fires else "DOES NOT FIRE"
         print(f"{alert}: {verdict} ({fault.__name__.replace('_', ' ')})", flush=True)
-        num_good += fires
+        num_good += fires and not early
     return num_good == len(FAULTS)
 
 

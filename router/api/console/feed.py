@@ -1,12 +1,13 @@
 """Tells all open consoles, once a second, what each may see. While none is open, it does nothing.
 
-One look at the cluster serves all consoles of a tenant, however many are open.
+One look at the cluster serves all consoles of a tenant, however many are open, and so do the bytes that tell of it.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 import msgspec
 from sse_starlette import EventSourceResponse
@@ -32,7 +33,7 @@ _MOST_TOLD = 200
 class FeedStream(EventSourceResponse):
     """Sends events until the console goes away, or has read nothing for UNREAD_S."""
 
-    def __init__(self, events: AsyncGenerator[dict[str, str], None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(events, send_timeout=outbox.UNREAD_S, sep="\n")
         self._events = events
 
@@ -51,17 +52,18 @@ class _Reader:
     def __init__(self, identity: Identity, last: int) -> None:
         self.identity = identity
         self.last = last
-        self.waiting: asyncio.Queue[dict[str, str]] = asyncio.Queue(_MOST_WAITING)
+        self.waiting: asyncio.Queue[bytes] = asyncio.Queue(_MOST_WAITING)
 
-    def put(self, event: dict[str, str]) -> None:
+    def put(self, event: bytes) -> None:
         if self.waiting.full():
             self.waiting.get_nowait()
         self.waiting.put_nowait(event)
 
 
 class Feed:
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
+    def __init__(self, observer: Observer, images: Callable[[], dict[str, Any]]) -> None:
+        """images: tells what images a chat may have (router.api.console.images)."""
+        self._observer, self._images = observer, images
         self._readers: set[_Reader] = set()
         # By tenant and its right to see all.
         self._meters: dict[tuple[str, bool], RateMeter] = {}
@@ -71,7 +73,7 @@ class Feed:
     def num_readers(self) -> int:
         return len(self._readers)
 
-    async def events(self, identity: Identity) -> AsyncGenerator[dict[str, str], None]:
+    async def events(self, identity: Identity) -> AsyncGenerator[bytes, None]:
         """Yields server-sent events `state` and `happenings` until it is closed."""
         # What happened shortly before is told as well: a page that comes back after a restart has missed it.
         reader = _Reader(identity, 0)
@@ -102,15 +104,25 @@ class Feed:
     async def _tell(self, key: tuple[str, bool], identity: Identity) -> None:
         view = await self._observer.observe_as(identity)
         rates = self._meters.setdefault(key, RateMeter()).take(view, time.monotonic())
-        state = {"event": "state", "data": state_json(view, rates, is_admin=identity.is_admin)}
+        state = _event(b"state", state_json(view, rates, self._images(), is_admin=identity.is_admin))
         happenings = self._observer.happenings
+        # Readers that were told the same so far, all but new ones, are told the same now.
+        news: dict[int, bytes] = {}
         for reader in [each for each in self._readers if _key(each.identity) == key]:
-            told = [each for each in happenings.since(reader.last) if _may_see(identity, each)]
-            reader.last = happenings.last
-            if told:
+            if reader.last not in news:
+                told = [each for each in happenings.since(reader.last) if _may_see(identity, each)]
                 lines = [_shown(each, identity) for each in told[-_MOST_TOLD:]]
-                reader.put({"event": "happenings", "data": msgspec.json.encode(lines).decode()})
+                news[reader.last] = _event(b"happenings", msgspec.json.encode(lines)) if lines else b""
+            new = news[reader.last]
+            reader.last = happenings.last
+            if new:
+                reader.put(new)
             reader.put(state)
+
+
+def _event(name: bytes, json: bytes) -> bytes:
+    """Returns a server-sent event. JSON has no line breaks."""
+    return b"event: %b\ndata: %b\n\n" % (name, json)
 
 
 def _key(identity: Identity) -> tuple[str, bool]:

@@ -5,8 +5,10 @@ copy of Octavo. What it shows needs a key where the router has keys; where it ha
 """
 
 import ipaddress
+from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
+from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -36,10 +38,11 @@ _HEADERS = {
 
 
 class Console:
-    def __init__(self, observer: Observer, operator: Operator) -> None:
+    def __init__(self, observer: Observer, operator: Operator, images: Callable[[], dict[str, Any]]) -> None:
+        """images: tells what images a chat may have (router.api.console.images)."""
         self._operator = operator
         self._files = {file.name: file for file in _STATIC.iterdir() if file.suffix in _TYPES}
-        self.feed = Feed(observer)
+        self.feed = Feed(observer, images)
         self.routes: list[BaseRoute] = [
             Route("/console", self._show_page, methods=["GET"]),
             Mount(

@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -10,8 +11,8 @@ from protos import admin_pb2 as pb
 from runtime.telemetry.rates import ClusterRates, ReplicaRates
 
 
-def state_json(view: pb.ObserveResponse, rates: ClusterRates, *, is_admin: bool) -> str:
-    """Numbers are seconds, tokens and tokens a second, as in protos/admin.proto."""
+def state_json(view: pb.ObserveResponse, rates: ClusterRates, images: dict[str, Any], *, is_admin: bool) -> bytes:
+    """Numbers are seconds, tokens and tokens a second, as in protos/admin.proto. images: router.api.console.images."""
     router = view.router
     shown: dict[str, Any] = {
         "is_admin": is_admin,
@@ -23,13 +24,14 @@ def state_json(view: pb.ObserveResponse, rates: ClusterRates, *, is_admin: bool)
             "num_streams": router.num_streams,
             "num_parked_streams": router.num_parked_streams,
             "num_resubmissions": router.num_resubmissions,
+            "images": images,
         },
         "rates": {name: value for name, value in dataclasses.asdict(rates).items() if name != "replicas"},
         "replicas": [_replica(each, of) for each, of in zip(view.replicas, rates.replicas, strict=True)],
-        "requests": [_fields(each) for each in view.requests],
+        "requests": _all_fields(view.requests),
         "num_requests": view.num_requests,
     }
-    return msgspec.json.encode(shown).decode()
+    return msgspec.json.encode(shown)
 
 
 def _replica(view: pb.ReplicaView, rates: ReplicaRates) -> dict[str, Any]:
@@ -39,17 +41,16 @@ def _replica(view: pb.ReplicaView, rates: ReplicaRates) -> dict[str, Any]:
         "cached_blocks": base64.b64encode(view.cached_blocks).decode(),
         "num_preemptions": view.totals.num_preemptions,
         "rates": dataclasses.asdict(rates),
-        "ranks": [_fields(each) for each in view.ranks],
-        "steps": [_fields(each) for each in view.steps],
-        "sequences": [_fields(each) for each in view.sequences],
+        "ranks": _all_fields(view.ranks),
+        # Decode, draft and prefill tokens: there are a hundred steps in each message.
+        "steps": [(each.num_decode_tokens, each.num_draft_tokens, each.num_prefill_tokens) for each in view.steps],
     }
 
 
 def explanation_json(answer: pb.ExplainResponse) -> str:
     shown = {
         "timelines": [
-            _fields(each, without=("entries",)) | {"entries": [_fields(entry) for entry in each.entries]}
-            for each in answer.timelines
+            _fields(each, without=("entries",)) | {"entries": _all_fields(each.entries)} for each in answer.timelines
         ],
         "unreachable": list(answer.unreachable),
     }
@@ -60,3 +61,9 @@ def _fields(message: Any, without: tuple[str, ...] = ()) -> dict[str, Any]:
     """Returns all fields, defaults included, of a message of plain values."""
     names = (field.name for field in message.DESCRIPTOR.fields)
     return {name: getattr(message, name) for name in names if name not in without}
+
+
+def _all_fields(messages: Sequence[Any]) -> list[dict[str, Any]]:
+    """The same for messages of one kind."""
+    names = [field.name for field in messages[0].DESCRIPTOR.fields] if messages else []
+    return [{name: getattr(message, name) for name in names} for message in messages]

@@ -66,25 +66,26 @@ export function blocks(canvas, used, cached) {
   }
 }
 
-// Draws steps as bars, prefill above drafts above decodes; heights grow with the root of the tokens. budget: tokens that a step may compute.
+// Draws steps as bars, prefill above drafts above decodes; heights grow with the root of the tokens. list: [decode, draft, prefill] of each
+// step. budget: tokens that a step may compute.
 export function steps(canvas, list, budget, room) {
   const { context, width, height } = begin(canvas);
   if (!width) return;
-  const total = (step) => step.num_decode_tokens + step.num_draft_tokens + step.num_prefill_tokens;
+  const total = (step) => step[0] + step[1] + step[2];
   const most = Math.max(...list.map(total), 8);
   // Decodes would not be seen beside a prefill of the whole budget.
   const heightOf = (tokens) => (height - 2) * Math.sqrt(tokens / most);
   const w = width / room;
-  const parts = [["num_decode_tokens", colour("decode")], ["num_draft_tokens", colour("draft")], ["num_prefill_tokens", colour("prefill")]];
+  const fills = [colour("decode"), colour("draft"), colour("prefill")];
   list.forEach((step, i) => {
     let y = height;
     const scale = heightOf(total(step)) / Math.max(total(step), 1);
-    for (const [name, fill] of parts) {
-      const size = step[name] * scale;
-      context.fillStyle = fill;
+    step.forEach((tokens, kind) => {
+      const size = tokens * scale;
+      context.fillStyle = fills[kind];
       context.fillRect((room - list.length + i) * w, y - size, Math.max(w - 0.5, 0.5), size);
       y -= size;
-    }
+    });
   });
   if (budget <= most) {
     context.strokeStyle = colour("warn");

@@ -1,5 +1,6 @@
 // The chat: streams an answer, stops it, makes it again, and goes on where it was when the router comes back.
 
+import { Attachments } from "./attachments.js";
 import { el, number, seconds, setText, visible } from "./dom.js";
 import { Answer, Splitter } from "./fold.js";
 import { call, events, HttpError, pause } from "./net.js";
@@ -21,6 +22,7 @@ export class Chat {
   #messages = [];
   #turn = null;
   #abort = null;
+  #isSending = false;
 
   constructor(root, { onRequest }) {
     this.onRequest = onRequest;
@@ -31,7 +33,9 @@ export class Chat {
     this.again = el("button", { type: "button", disabled: true, onclick: () => this.#regenerate() }, "Regenerate");
     this.clear = el("button", { type: "button", onclick: () => this.#clear() }, "New chat");
     this.tip = new Tip();
-    const form = el("form", { class: "composer" }, this.input, el("div", { class: "row" }, this.send, this.stop, this.again, this.clear));
+    this.images = new Attachments(root, { held: () => this.#held(), leave: () => this.input.focus() });
+    const row = el("div", { class: "row" }, this.send, this.stop, this.again, this.clear, this.images.button);
+    const form = el("form", { class: "composer" }, this.images.element, this.input, row);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       this.#submit();
@@ -86,13 +90,27 @@ export class Chat {
     return body;
   }
 
-  #submit() {
+  async #submit() {
     const text = this.input.value.trim();
-    if (!text || this.#abort) return;
+    if (!(text || this.images.length) || this.#abort || this.#isSending) return;
+    this.#isSending = true;
     this.input.value = "";
-    this.#messages.push({ role: "user", content: text });
-    this.log.append(el("article", { class: "user" }, el("h3", {}, "You"), el("div", { class: "text" }, text)));
+    const images = await this.images.take();
+    this.#isSending = false;
+    const parts = images.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+    if (parts.length && text) parts.push({ type: "text", text });
+    this.#messages.push({ role: "user", content: parts.length ? parts : text });
+    const shown = el("article", { class: "user" }, el("h3", {}, "You"));
+    if (images.length) shown.append(el("div", { class: "images" }, ...images.map(({ picture }) => picture)));
+    if (text) shown.append(el("div", { class: "text" }, text));
+    this.log.append(shown);
     this.#answer();
+  }
+
+  // {count, bytes} of the images in the chat: base64 takes four bytes for three.
+  #held() {
+    const urls = this.#messages.flatMap(({ content }) => (Array.isArray(content) ? content : [])).flatMap((part) => part.image_url?.url ?? []);
+    return { count: urls.length, bytes: urls.reduce((sum, url) => sum + Math.floor((url.length * 3) / 4), 0) };
   }
 
   #regenerate() {

@@ -29,6 +29,7 @@ function show() {
     tab.tabIndex = each === view ? 0 : -1;
   }
   if (view === "cluster") cluster.show();
+  if (view === "events") happenings.show();
   if (view === "requests" && id) requests.show(decodeURIComponent(id));
   if (view === "chat") chat.input.focus();
 }
@@ -52,6 +53,7 @@ let last = null;
 feed.addEventListener("state", ({ detail }) => {
   last = detail;
   setText($("model"), detail.router.model);
+  chat.images.learn(detail.router.images);
   cluster.take(detail);
   requests.take(detail);
 });

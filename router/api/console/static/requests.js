@@ -1,10 +1,12 @@
 // Live requests, the timeline of one of them, and the happenings at the router.
 
-import { el, keyed, number, seconds, setText } from "./dom.js";
+import { el, number, seconds, setText } from "./dom.js";
 import { call } from "./net.js";
 import { choicesOf, secondsByPhase, spansOf } from "./spans.js";
 
+// Happenings that are kept, and how many more there may be before the oldest go.
 const MOST_HAPPENINGS = 300;
+const SPARE = 50;
 
 export class Requests {
   constructor(root, { onChosen }) {
@@ -20,26 +22,31 @@ export class Requests {
       if (this.asked.value.trim()) this.onChosen(this.asked.value.trim());
     });
     const heads = ["request", "replica", "prompt", "output", "age", "first token", "moved"];
-    const table = el("table", {}, el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))), this.rows);
+    const table = el("table", { class: "live" }, el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))), this.rows);
     root.append(form, this.found, this.count, el("div", { class: "scroll", tabindex: "0" }, table));
   }
 
   take(state) {
     if (this.root.hidden) return;
     setText(this.count, `${number(state.num_requests)} live${state.num_requests > state.requests.length ? `, the oldest ${state.requests.length} of them` : ""}`);
-    keyed(this.rows, state.requests, (request) => request.request_id, (request) => this.#row(request), (row, request) => {
-      const values = [
-        request.is_parked ? "waits for one" : request.replica_id, number(request.num_prompt_tokens),
-        `${number(request.num_output_tokens)} of ${number(request.max_tokens)}`, seconds(request.age),
-        seconds(request.time_to_first_token), number(request.num_resubmissions),
-      ];
-      values.forEach((value, i) => setText(row.children[i + 1], value));
-    });
+    // A request keeps its row. One that has ended leaves it, dimmed, to the next one, so that no row moves.
+    const coming = new Map(state.requests.map((request) => [request.request_id, request]));
+    const left = [];
+    for (const row of this.rows.children) {
+      const request = coming.get(row.requestId);
+      row.classList.toggle("gone", !request);
+      if (!request) left.push(row);
+      else if (coming.delete(row.requestId)) fill(row, request);
+    }
+    for (const request of coming.values()) fill(left.shift() ?? this.rows.appendChild(this.#row()), request);
+    while (this.rows.lastChild?.classList.contains("gone")) this.rows.lastChild.remove();
   }
 
-  #row(request) {
-    const button = el("button", { class: "plain", type: "button", onclick: () => this.onChosen(request.request_id) }, request.request_id);
-    return el("tr", {}, el("td", {}, button), ...Array.from({ length: 6 }, () => el("td")));
+  #row() {
+    const button = el("button", { class: "plain", type: "button" });
+    const row = el("tr", {}, el("td", {}, button), ...Array.from({ length: 6 }, () => el("td")));
+    button.addEventListener("click", () => this.onChosen(row.requestId));
+    return row;
   }
 
   // Asks the replicas what happened to a request, and draws it.
@@ -78,11 +85,30 @@ export class Requests {
   }
 }
 
+function fill(row, request) {
+  row.requestId = request.request_id;
+  row.classList.remove("gone");
+  const values = [
+    request.is_parked ? "waits for one" : request.replica_id, number(request.num_prompt_tokens),
+    `${number(request.num_output_tokens)} of ${number(request.max_tokens)}`, seconds(request.age),
+    seconds(request.time_to_first_token), number(request.num_resubmissions),
+  ];
+  setText(row.firstChild.firstChild, request.request_id);
+  values.forEach((value, i) => setText(row.children[i + 1], value));
+}
+
+// The latest ones come last, and the list follows them, unless it was scrolled up: what is being read does not move.
 export class Happenings {
   #seen = new Set();
+  #isFollowing = true;
+  #trim = 0;
 
   constructor(root, { onChosen }) {
+    this.root = root;
     this.onChosen = onChosen;
+    root.addEventListener("scroll", () => {
+      if (!root.hidden) this.#isFollowing = root.scrollHeight - root.scrollTop - root.clientHeight < 40;
+    });
     this.list = el("ol", { class: "happenings", role: "log", "aria-live": "polite", tabindex: "0" });
     this.withEnds = el("input", { type: "checkbox", checked: true, onchange: () => this.list.classList.toggle("no-ends", !this.withEnds.checked) });
     root.append(el("label", { class: "check" }, this.withEnds, "Show requests that ended"), this.list);
@@ -94,8 +120,9 @@ export class Happenings {
       const name = `${routerId}/${each.number}`;
       if (this.#seen.has(name)) continue;
       this.#seen.add(name);
-      this.add(each.kind, each.text, each.at, each);
+      this.#append(each.kind, each.text, each.at, each);
     }
+    this.show();
     // In the order of insertion: the oldest go first.
     for (const name of this.#seen) {
       if (this.#seen.size <= 4 * MOST_HAPPENINGS) break;
@@ -103,12 +130,29 @@ export class Happenings {
     }
   }
 
-  add(kind, text, at = Date.now() / 1000, { request_id: id = "", replica = "" } = {}) {
+  // Adds one of the page's own.
+  add(kind, text) {
+    this.#append(kind, text, Date.now() / 1000, {});
+    this.show();
+  }
+
+  // Shows the latest one, as when the view is opened.
+  show() {
+    if (this.#isFollowing && !this.root.hidden) this.root.scrollTop = this.root.scrollHeight;
+  }
+
+  #append(kind, text, at, { request_id: id = "", replica = "" }) {
     const time = new Date(1000 * at);
     const item = el("li", { class: kind }, el("time", { datetime: time.toISOString() }, time.toLocaleTimeString()), el("b", {}, kind), el("span", {}, text));
     if (id) item.append(el("button", { class: "plain", type: "button", onclick: () => this.onChosen(id) }, id));
     else if (replica) item.title = replica;
-    this.list.prepend(item);
-    while (this.list.children.length > MOST_HAPPENINGS) this.list.lastChild.remove();
+    this.list.append(item);
+    // Later, by themselves: then the browser keeps what is shown in its place.
+    if (this.list.children.length > MOST_HAPPENINGS + SPARE) this.#trim ||= setTimeout(() => this.#drop(), 100);
+  }
+
+  #drop() {
+    this.#trim = 0;
+    while (this.list.children.length > MOST_HAPPENINGS) this.list.firstChild.remove();
   }
 }

@@ -5,6 +5,7 @@ import { pathToFileURL } from "node:url";
 import { test } from "node:test";
 
 const from = (name) => import(pathToFileURL(`${process.env.STATIC}/${name}`));
+const { whyNot, whyNotSize } = await from("attachments.js");
 const { Answer, Splitter } = await from("fold.js");
 const { EventParser } = await from("net.js");
 const { visible } = await from("dom.js");
@@ -77,4 +78,23 @@ test("phases follow the entries of a timeline", () => {
   assert.deepEqual(secondsByPhase(spans), { queued: 1, prefill: 3, decode: 3, preempted: 2 });
   assert.deepEqual(choicesOf(timeline), [0, 1]);
   assert.equal(spansOf({ ...timeline, entries: [...timeline.entries, entry("finished", 8)] }, 0).at(-1).end, 8);
+});
+
+test("images are refused by what the router told, and by name", () => {
+  const terms = { why_not: "", count: 2, item_bytes: 3 * 2 ** 20, request_bytes: 4 * 2 ** 20, pixels: 1000, width: 0, height: 20 };
+  const none = { count: 0, bytes: 0 };
+  const file = { name: "cat.png", type: "image/png", size: 2 ** 20 };
+  assert.equal(whyNot(file, terms, none), "");
+  assert.equal(whyNot(file, terms, { count: 1, bytes: 3 * 2 ** 20 }), "");
+  assert.match(whyNot(file, null, none), /not connected/);
+  assert.equal(whyNot(file, { ...terms, why_not: "m takes text only" }, none), "m takes text only");
+  assert.match(whyNot({ ...file, type: "image/svg+xml" }, terms, none), /cat.png is image\/svg\+xml: use PNG/);
+  assert.match(whyNot({ ...file, type: "" }, terms, none), /unknown type/);
+  assert.match(whyNot({ ...file, size: 0 }, terms, none), /empty/);
+  assert.match(whyNot({ ...file, size: 3 * 2 ** 20 + 1 }, terms, none), /has 3.0 MiB: an image may have 3.0 MiB/);
+  assert.match(whyNot(file, terms, { count: 2, bytes: 0 }), /image 3 of this chat, which may have 2/);
+  assert.match(whyNot(file, terms, { count: 1, bytes: 3 * 2 ** 20 + 1 }), /may have 4.0 MiB together, and 3.0 MiB are taken/);
+  assert.equal(whyNotSize({ name: "a", width: 50, height: 20 }, terms), "");
+  assert.match(whyNotSize({ name: "a", width: 51, height: 20 }, terms), /51 x 20 pixels: an image may have 1000/);
+  assert.match(whyNotSize({ name: "a", width: 5, height: 21 }, terms), /it may be 20 high/);
 });
