@@ -1,5 +1,6 @@
 """Begins streams that live without a reader, and attaches readers to them."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
@@ -39,6 +40,7 @@ class Attachments:
         self._detach_timeout = detach_timeout
         # The other half is for what waits in the outbox.
         self.kept_bytes = buffer_bytes // 2
+        self._telling: set[asyncio.Task[bool]] = set()
 
     def timeout_of(self, message: pb.GenerateRequest) -> float:
         """Returns for how many seconds a request goes on without a reader. Raises InvalidRequest."""
@@ -83,8 +85,17 @@ class Attachments:
         except BaseException:
             await kept.end()
             raise
+        if request.resume is not None:
+            self._end_earlier_attempts(request.scoped_id)
         async with self.held.reading(held, 0) as reader:
             yield stream, reader
+
+    def _end_earlier_attempts(self, scoped_id: str) -> None:
+        """Has other routers forget a stream that a client has resumed here, so that nobody attaches to what they hold:
+        they may not have noticed, if another replica computes it there."""
+        task = asyncio.create_task(self.peers.drop(scoped_id))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
 
     async def attach(self, asked: pb.AttachRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Yields what the caller lacks of a stream that was begun at any router, and then what comes. The stream's
