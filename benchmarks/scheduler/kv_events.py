@@ -112,7 +112,7 @@ class _Replica:
 
     def _start_worker(self):
         flags = [f"--data-parallel-size={NUM_REPLICAS}", f"--num-blocks-override={NUM_BLOCKS}"]
-        flags.append(f"--replica={self.number}")
+        flags += [f"--replica={self.number}", "--log-level=error"]
         return self._running.enter_context(worker_process(self._options, *flags))
 
     def _subscriber(self) -> VllmSubscriber:
@@ -133,6 +133,8 @@ class _Replica:
             for _ in range(_NUM_PREFIXES)
         ]
         left = iter(range(num_requests))
+        # A call allows one write at a time.
+        submitting = asyncio.Lock()
         async with RouterEnd(self.address) as router:
 
             async def serve_some() -> None:
@@ -142,7 +144,9 @@ class _Replica:
                     prompt = choose.choice(prefixes) + [
                         choose.randrange(20, 1000) for _ in range(choose.randint(1, 60))
                     ]
-                    await router.finish(await router.submit(prompt, max_tokens=choose.randint(1, 12)))
+                    async with submitting:
+                        group = await router.submit(prompt, max_tokens=choose.randint(1, 12))
+                    await router.finish(group)
 
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(_AT_ONCE):
