@@ -3,6 +3,7 @@
     python -m benchmarks.faults.clients                              everything: 4 minutes, more where Go must compile
     python -m benchmarks.faults.clients --programs python,node       some of: octavo python node cpp go
     python -m benchmarks.faults.clients --programs "" --json         octavo-client alone
+    python -m benchmarks.faults.clients --no-suite                   the programs alone
 
 `octavo up` with two routers and two replicas of SmolLM2. Prints the size of the wheel and of what is installed with it,
 seconds and CPU seconds of `pip install`, then a line for each check of suite.py: all that the client does, and streams
@@ -197,8 +198,9 @@ async def _line(process: Process) -> str:
         return (await process.stdout.readline()).decode().rstrip("\n")
 
 
-async def _run(bench: Bench, programs: Sequence[str]) -> None:
-    await bench.run_suite()
+async def _run(bench: Bench, programs: Sequence[str], *, has_suite: bool) -> None:
+    if has_suite:
+        await bench.run_suite()
     for name in programs:
         await bench.run_program(name)
 
@@ -207,6 +209,7 @@ def main() -> int:
     names = (_OWN, *PROGRAMS)
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", default=",".join(names), help="comma-separated; default: %(default)s")
+    parser.add_argument("--no-suite", action="store_true", help="leave the checks of octavo-client out")
     parser.add_argument("--json", action="store_true", help="a line for each result")
     arguments = parser.parse_args()
     chosen = list(filter(None, arguments.programs.split(",")))
@@ -221,7 +224,7 @@ def main() -> int:
         with Cluster(directory, *_FLAGS, **sizes) as cluster:
             cluster.wait_until_all_serve()
             bench = Bench(cluster, python, as_json=arguments.json)
-            asyncio.run(_run(bench, chosen))
+            asyncio.run(_run(bench, chosen, has_suite=not arguments.no_suite))
     return int(not bench.is_right)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
@@ -17,6 +18,9 @@ from router.replicas.peers import Peers
 from router.security.identity import caller
 from router.streams.outbox import bounded_reading, bounded_write
 from router.streams.stream import Stream
+from router.telemetry.call_context import log_fields
+
+log = logging.getLogger("octavo.router.intake.attach")
 
 # Bounds GenerateRequest.detach_timeout and the option.
 LONGEST_S = 3600.0
@@ -40,7 +44,7 @@ class Attachments:
         self._detach_timeout = detach_timeout
         # The other half is for what waits in the outbox.
         self.kept_bytes = buffer_bytes // 2
-        self._telling: set[asyncio.Task[bool]] = set()
+        self._telling: set[asyncio.Task[None]] = set()
 
     def timeout_of(self, message: pb.GenerateRequest) -> float:
         """Returns for how many seconds a request goes on without a reader. Raises InvalidRequest."""
@@ -93,7 +97,14 @@ class Attachments:
     def _end_earlier_attempts(self, scoped_id: str) -> None:
         """Has other routers forget a stream that a client has resumed here, so that nobody attaches to what they hold:
         they may not have noticed, if another replica computes it there."""
-        task = asyncio.create_task(self.peers.drop(scoped_id))
+
+        async def tell() -> None:
+            try:
+                await self.peers.drop(scoped_id)
+            except Exception:
+                log.exception("other routers were not told of a resume", extra=log_fields(scoped_id))
+
+        task = asyncio.create_task(tell())
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
 
