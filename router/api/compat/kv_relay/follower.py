@@ -90,8 +90,8 @@ class _Followed:
     def read(self) -> None:
         """Takes a message, after those that are missing before it."""
         _, number, payload = self.published.recv_multipart(zmq.NOBLOCK)
-        found, batch = int.from_bytes(number, "big"), self._decoder.decode(payload)
-        if found <= self._last and batch.ts > self._last_time:
+        found, batch = int.from_bytes(number, "big"), self._decoded(payload)
+        if batch is not None and found <= self._last and batch.ts > self._last_time:
             # The scheduler has started anew.
             self._forget()
             self._last = -1
@@ -111,18 +111,28 @@ class _Followed:
             *_, number, payload = self._replay.recv_multipart(zmq.NOBLOCK)
             if number == END:
                 return
-            self._take(int.from_bytes(number, "big"), self._decoder.decode(payload))
+            self._take(int.from_bytes(number, "big"), self._decoded(payload))
         log.debug("replica %d: no replay of KV events at %s", self._source.replica, self._source.replay_endpoint)
 
-    def _take(self, number: int, batch: KvEventBatch) -> None:
+    def _take(self, number: int, batch: KvEventBatch | None) -> None:
+        """batch: None for one that cannot be read, which is as good as lost."""
         if number <= self._last:
             return
-        num_missing = number - self._last - 1
+        num_missing = number - self._last - 1 + (batch is None)
         if num_missing:
             # They can't be had any more, and may have removed what is known.
             self._forget()
-        self._last, self._last_time = number, batch.ts
-        self._deliver(self._source.replica, batch.events, num_missing)
+        self._last = number
+        if batch is not None:
+            self._last_time = batch.ts
+        self._deliver(self._source.replica, [] if batch is None else batch.events, num_missing)
+
+    def _decoded(self, payload: bytes) -> KvEventBatch | None:
+        try:
+            return self._decoder.decode(payload)
+        except msgspec.MsgspecError as error:
+            log.warning("replica %d: KV events of another layout: %s", self._source.replica, error)
+            return None
 
     def _forget(self) -> None:
         self._deliver(self._source.replica, [AllBlocksCleared()], 0)

@@ -109,6 +109,14 @@ def test_what_no_replay_has_makes_it_forget(followed: tuple[Publisher, Delivered
     assert delivered.events[2:] == [(3, [CLEARED], 0), (3, [removed(4)], 2)]
 
 
+def test_a_message_that_cannot_be_read_counts_as_lost(followed: tuple[Publisher, Delivered]) -> None:
+    publisher, delivered = followed
+    publisher.kept[1] = b"no batch"
+    publisher.publish(2, 3.0, removed(2))
+    delivered.wait_for(lambda events: len(events) == 4)
+    assert delivered.events[1:] == [(3, [CLEARED], 0), (3, [], 1), (3, [removed(2)], 0)]
+
+
 def test_a_scheduler_that_starts_anew_is_noticed(followed: tuple[Publisher, Delivered]) -> None:
     publisher, delivered = followed
     for number in range(1, 4):
