@@ -35,7 +35,7 @@ from tests.support.repository import ROOT
 SUITE = Path(__file__).with_name("suite.py")
 # With octavo-client; the others know nothing but the .proto file.
 _OWN = "octavo"
-_PROMPT, _MAX_TOKENS, _SEED = "Once upon a time, in a small town by the sea,", 240, 7
+_PROMPT, _MAX_TOKENS, _SEED = "Once upon a time, in a small town by the sea,", 160, 7
 _PATIENCE_S = 150.0
 _FLAGS = ("--worker-threads=1", "--kv-cache-memory=0.2", "--max-num-seqs=32", "--max-restarts=1000", *TOOL_FLAGS)
 

@@ -24,7 +24,7 @@ PROMPT = "Once upon a time, in a small town by the sea,"
 GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=0.9, seed=11, max_tokens=48, ignore_eos=True, n=2)
 # So long that a kill finds the stream in its middle.
-LONG = SamplingParams(temperature=0.8, seed=5, max_tokens=240, ignore_eos=True)
+LONG = SamplingParams(temperature=0.8, seed=5, max_tokens=120, ignore_eos=True)
 HEAVY = {"torch", "numpy", "zmq", "pydantic", "tenacity", "transformers", "tokenizers", "fastapi", "starlette"}
 
 Targets = list[str]

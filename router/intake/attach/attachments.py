@@ -24,8 +24,8 @@ log = logging.getLogger("octavo.router.intake.attach")
 
 # Bounds GenerateRequest.detach_timeout and the option.
 LONGEST_S = 3600.0
-# What an event takes beside its contents.
-_EVENT_BYTES = 256
+# What an event takes beside its bytes.
+_EVENT_BYTES = 64
 
 
 class Attachments:
@@ -77,7 +77,11 @@ class Attachments:
         async def take() -> list[pb.GenerateResponse]:
             return places.take(await stream.outbox.take())
 
-        transcript = Transcript(take, _size_of, self.kept_bytes, places.drop)
+        # A message takes several times the memory of its bytes.
+        transcript = Transcript(
+            take, _size_of, self.kept_bytes, places.drop,
+            pack=pb.GenerateResponse.SerializeToString, unpack=pb.GenerateResponse.FromString,
+        )  # fmt: skip
         kept.on_end(transcript.note_end)
         request = stream.request
         held = HeldStream(
@@ -159,5 +163,5 @@ def _over_http(request_id: str) -> InvalidRequest:
     )
 
 
-def _size_of(event: pb.GenerateResponse) -> int:
-    return event.ByteSize() + _EVENT_BYTES
+def _size_of(event: bytes) -> int:
+    return len(event) + _EVENT_BYTES
