@@ -18,7 +18,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	pb "octavo-client-example/inference"
@@ -124,8 +123,8 @@ func serverWent(err error) bool {
 func run(addresses string, first *pb.GenerateRequest) error {
 	var clients []pb.InferenceClient
 	for _, address := range strings.Split(addresses, ",") {
-		credentials := grpc.WithTransportCredentials(insecure.NewCredentials())
-		connection, err := grpc.Dial(address, credentials, grpc.WithDefaultServiceConfig(serviceConfig))
+		// Deprecated, but Debian 12's gRPC knows no other way to go without TLS.
+		connection, err := grpc.Dial(address, grpc.WithInsecure(), grpc.WithDefaultServiceConfig(serviceConfig))
 		if err != nil {
 			return err
 		}

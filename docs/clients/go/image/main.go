@@ -14,7 +14,6 @@ import (
 	"os"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	pb "octavo-client-example/inference"
 )
@@ -24,7 +23,7 @@ func run(address, path, question string) error {
 	if err != nil {
 		return err
 	}
-	connection, err := grpc.Dial(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	connection, err := grpc.Dial(address, grpc.WithInsecure())
 	if err != nil {
 		return err
 	}

@@ -15,7 +15,6 @@ import (
 	"os"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
 	pb "octavo-client-example/inference"
 )
@@ -69,7 +68,7 @@ func said(client pb.InferenceClient, messages []*pb.ChatMessage, choice pb.ToolC
 }
 
 func run(address, question string) error {
-	connection, err := grpc.Dial(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	connection, err := grpc.Dial(address, grpc.WithInsecure())
 	if err != nil {
 		return err
 	}
