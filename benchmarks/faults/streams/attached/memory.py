@@ -1,7 +1,7 @@
 """Measures the memory of streams without a reader: a router's RSS before them, with them, and after their time.
 
-    python -m benchmarks.router.detached                       two rounds of 1,000 streams: 4 minutes
-    python -m benchmarks.router.detached --streams 100 --rounds 1 --seconds 20 --json
+    python -m benchmarks.faults.streams.attached.memory                       two rounds of 1,000 streams: 4 minutes
+    python -m benchmarks.faults.streams.attached.memory --streams 100 --rounds 1 --seconds 20 --json
 
 The router is a real one (`python -m router`); its scheduler computes nothing (tests/fakes/scheduler.py). Each stream
 asks for 20 logprobs a token and for `detach_timeout`. Its client reads until nearly half of `stream_buffer_bytes` has

@@ -1,6 +1,6 @@
 """Asks every router process for streams of every other one: Cancel, Explain, Migrate and Attach must find them all.
 
-    python -m benchmarks.faults.found [--json]                a minute or two
+    python -m benchmarks.faults.clients.found [--json]                a minute or two
 
 `octavo up` with two routers of two processes each, and two replicas of SmolLM2. For each pair of a process that has a
 stream and one that is asked, and for each call, a stream begins anew: it runs with its reader, or is held without one.
