@@ -37,7 +37,7 @@ PROMPT, MAX_TOKENS = "The capital of France is", 16
 _START_S, _INSTALL_S, _RUN_S = 120, 300, 60
 # gRPC for Go from Debian's package.
 _DEBIANS_GO = Path("/usr/share/gocode/src/google.golang.org/grpc")
-# Of clients that share one.
+# Clients that use another one's environment.
 _ENVIRONMENTS = {"smg-sglang": "smg"}
 _PACKAGES = {"smg": "smg>=1.13,<2", "triton": "tritonclient[grpc]>=2.73,<3", "python": "grpcio-tools>=1.85,<2"}
 

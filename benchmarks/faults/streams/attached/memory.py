@@ -44,7 +44,7 @@ _AT_ONCE = 50
 _READY_S, _PATIENCE_S = 30.0, 120.0
 # The router has malloc give memory back 5 s after streams have gone.
 _GIVES_BACK_S = 12.0
-# Of each half of the buffer. What each event takes beside its message is counted, too.
+# The part of each half of the buffer that is filled: events count for more than their bytes.
 _FILL = 0.8
 # The first tokens of a stream, by whose size the numbers of tokens are chosen.
 _TRIED = 40

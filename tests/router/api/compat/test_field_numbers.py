@@ -1,7 +1,7 @@
 """Field numbers of vLLM's and SGLang's services are the published ones: clients are compiled against those.
 
-The tables are from rust/proto/inference.proto and control.proto of vLLM 0.33, and from sglang_scheduler.proto and
-common.proto of smg-grpc-proto 0.4.28. A field that is not here has no use on this side; a number may not move.
+The tables are from the files that vLLM 0.33 publishes for its services Inference and Control, and from smg-grpc-proto
+0.4.28 for SGLang's. A field that is not here has no use on this side; a number may not move.
 """
 
 from collections.abc import Iterator
