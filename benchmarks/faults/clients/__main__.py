@@ -220,8 +220,7 @@ def main() -> int:
         python, installed = install(directory)
         row = {name: round(value, 1) for name, value in asdict(installed).items()}
         print(json.dumps(row) if arguments.json else "  ".join(f"{name} {value}" for name, value in row.items()))
-        sizes = {"num_replicas": NUM_REPLICAS, "num_stages": 1, "num_routers": NUM_ROUTERS}
-        with Cluster(directory, *_FLAGS, **sizes) as cluster:
+        with Cluster(directory, *_FLAGS, num_replicas=NUM_REPLICAS, num_stages=1, num_routers=NUM_ROUTERS) as cluster:
             cluster.wait_until_all_serve()
             bench = Bench(cluster, python, as_json=arguments.json)
             asyncio.run(_run(bench, chosen, has_suite=not arguments.no_suite))
