@@ -18,6 +18,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	pb "octavo-client-example/inference"
@@ -123,8 +124,8 @@ func serverWent(err error) bool {
 func run(addresses string, first *pb.GenerateRequest) error {
 	var clients []pb.InferenceClient
 	for _, address := range strings.Split(addresses, ",") {
-		// Deprecated, but Debian 12's gRPC knows no other way to go without TLS.
-		connection, err := grpc.Dial(address, grpc.WithInsecure(), grpc.WithDefaultServiceConfig(serviceConfig))
+		credentials := grpc.WithTransportCredentials(insecure.NewCredentials())
+		connection, err := grpc.Dial(address, credentials, grpc.WithDefaultServiceConfig(serviceConfig))
 		if err != nil {
 			return err
 		}

@@ -14,6 +14,7 @@ import (
 	"os"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 
 	pb "octavo-client-example/inference"
 )
@@ -23,7 +24,7 @@ func run(address, path, question string) error {
 	if err != nil {
 		return err
 	}
-	connection, err := grpc.Dial(address, grpc.WithInsecure())
+	connection, err := grpc.Dial(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}

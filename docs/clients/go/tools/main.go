@@ -15,6 +15,7 @@ import (
 	"os"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
 
 	pb "octavo-client-example/inference"
 )
@@ -68,7 +69,7 @@ func said(client pb.InferenceClient, messages []*pb.ChatMessage, choice pb.ToolC
 }
 
 func run(address, question string) error {
-	connection, err := grpc.Dial(address, grpc.WithInsecure())
+	connection, err := grpc.Dial(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return err
 	}

@@ -82,10 +82,11 @@ class _Followed:
         self.published.connect(source.endpoint)
         self._replay: zmq.Socket | None = None
         if source.replay_endpoint:
-            self._replay = context.socket(zmq.DEALER)
+            replay: zmq.Socket = context.socket(zmq.DEALER)
             # A replay of any length has room.
-            self._replay.set_hwm(0)
-            self._replay.connect(source.replay_endpoint)
+            replay.set_hwm(0)
+            replay.connect(source.replay_endpoint)
+            self._replay = replay
 
     def read(self) -> None:
         """Takes a message, after those that are missing before it."""

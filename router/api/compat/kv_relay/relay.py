@@ -147,7 +147,9 @@ class KvRelay:
         follower = self._follower = Follower(
             self._sources(),
             self._options.kv_events_topic,
-            lambda *given: loop.call_soon_threadsafe(self._take, follower, *given),
+            lambda replica, events, num_missing: loop.call_soon_threadsafe(
+                self._take, follower, replica, events, num_missing
+            ),
             lambda: loop.call_soon_threadsafe(is_caught_up.set),
         )
         follower.start()
