@@ -1,11 +1,12 @@
 """Checks that foreign clients, each in an environment of its own, print the same text as Octavo's client.
 
     python -m benchmarks.cluster.foreign_clients                          all clients that this machine can run
-    python -m benchmarks.cluster.foreign_clients --clients smg,triton     some of them: smg triton python node cpp go
+    python -m benchmarks.cluster.foreign_clients --clients smg,triton     some: smg smg-sglang triton python node cpp go
     python -m benchmarks.cluster.foreign_clients --directory DIR          environments in DIR, not ~/.cache/octavo/peers
 
-The clients call a local cluster. Their environments are made with venv, pip, npm and go, and kept for the next run;
-tests/integration/clients/test_foreign_clients.py uses those of smg and tritonclient, and makes them if missing.
+The clients call a local cluster; smg-sglang is smg before a router that is SGLang's engine to it. Environments are
+made with venv, pip, npm and go, and kept for the next run; tests/integration/clients/test_foreign_clients.py uses those
+of smg and tritonclient, and makes them if missing.
 A client whose tools the machine lacks (npm, libgrpc++-dev, go) is left out. Prints a line for each client: what it
 printed, or why it did not run. Exits with 1 if any text differs. The first run takes a minute or two.
 """
@@ -19,7 +20,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from http.client import HTTPResponse
 from pathlib import Path
 
@@ -32,6 +34,8 @@ from tests.support.ports import free_port
 CLIENTS = ROOT / "docs" / "clients"
 PROMPT, MAX_TOKENS = "The capital of France is", 16
 _START_S, _INSTALL_S, _RUN_S = 120, 300, 60
+# Clients that use another one's environment.
+_ENVIRONMENTS = {"smg-sglang": "smg"}
 _PACKAGES = {"smg": "smg>=1.13,<2", "triton": "tritonclient[grpc]>=2.73,<3", "python": "grpcio-tools>=1.85,<2"}
 
 # Runs in tritonclient's own environment: its protobuf is not ours.
@@ -82,12 +86,14 @@ def main() -> int:
     failed = False
     with tempfile.TemporaryDirectory() as temporary:
         directory = arguments.directory.resolve()
-        with _cluster(Path(temporary)) as address:
-            expected, seeded = _expected(address)
-            for name in chosen:
-                outcome, is_right = _outcome(name, directory / name, address, seeded if name in _SEEDED else expected)
-                failed |= not is_right
-                print(f"{name:8} {outcome}", flush=True)
+        for compat, names in _by_compat(chosen).items():
+            with _cluster(Path(temporary), compat) as address:
+                expected, seeded = _expected(address)
+                for name in names:
+                    right = seeded if name in PROGRAMS else expected
+                    outcome, is_right = _outcome(name, directory / _ENVIRONMENTS.get(name, name), address, right)
+                    failed |= not is_right
+                    print(f"{name:10} {outcome}", flush=True)
     return int(failed)
 
 
@@ -110,20 +116,28 @@ def _outcome(name: str, directory: Path, address: str, expected: str) -> tuple[s
 
 
 def _expected(address: str) -> tuple[str, str]:
-    """Returns the texts of Octavo's own client: greedy, and sampled with seed 0."""
+    """Returns the texts of Octavo's own client: greedy, and sampled with seed 0 as the programs of docs/clients do."""
     with Client(address) as client:
         greedy = client.generate(PROMPT, SamplingParams(max_tokens=MAX_TOKENS, temperature=0)).text
         return greedy, client.generate(PROMPT, SamplingParams(max_tokens=MAX_TOKENS, seed=0)).text
 
 
+def _by_compat(names: Sequence[str]) -> dict[str, list[str]]:
+    """Sorts clients by the services that their router must have: SMG takes the first engine that it finds."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault("sglang" if name == "smg-sglang" else "smg,kserve", []).append(name)
+    return found
+
+
 @contextlib.contextmanager
-def _cluster(directory: Path) -> Iterator[str]:
-    """Serves the small model on this machine; yields the router's address."""
+def _cluster(directory: Path, compat: str) -> Iterator[str]:
+    """Serves the small model on this machine; yields the router's address. compat: the option."""
     port = free_port()
     address = f"127.0.0.1:{port}"
     with (
         (directory / "cluster.log").open("w") as log,
-        started("-c", LOCAL, f"--port={port}", "--compat=smg,kserve", output=log.fileno()),
+        started("-c", LOCAL, f"--port={port}", f"--compat={compat}", output=log.fileno()),
     ):
         with Client(address, retry_for=_START_S) as client:
             client.model()
@@ -207,12 +221,12 @@ def run_triton(directory: Path, address: str) -> str:
     return _run(folder / "python", "-c", _TRITON, address, PROMPT, MAX_TOKENS)
 
 
-def _python(directory: Path, address: str) -> str:
+def _python(directory: Path) -> list[object]:
     folder = install("python", directory)
-    return _program(address, folder / "python", CLIENTS / "python" / "from_proto.py")
+    return [folder / "python", CLIENTS / "python" / "from_proto.py"]
 
 
-def _node(directory: Path, address: str) -> str:
+def _node(directory: Path) -> list[object]:
     node, npm = _needed("node", "Node 18 or newer"), _needed("npm", "npm")
     shutil.copy(CLIENTS / "node" / "package.json", directory)
     _run(npm, "install", "--no-audit", "--no-fund", cwd=directory, timeout=_INSTALL_S)
@@ -221,32 +235,43 @@ def _node(directory: Path, address: str) -> str:
     program.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(CLIENTS / "node" / "client.js", program)
     shutil.copytree(ROOT / "protos", directory / "protos", dirs_exist_ok=True)
-    return _program(address, node, program)
+    return [node, program]
 
 
-def _cpp(directory: Path, address: str) -> str:
+def _cpp(directory: Path) -> list[object]:
     for command in ("make", "g++", "protoc", "grpc_cpp_plugin", "pkg-config"):
         _needed(command, "g++, make, pkg-config, libgrpc++-dev, protobuf-compiler-grpc")
     _run("make", f"BUILD={directory}", cwd=CLIENTS / "cpp", timeout=_INSTALL_S)
-    return _program(address, directory / "client")
+    return [directory / "client"]
 
 
-def _go(directory: Path, address: str) -> str:
+def _go(directory: Path) -> list[object]:
     _needed("go", "Go 1.19 or newer")
     _needed("protoc", "protobuf-compiler")
-    _run(CLIENTS / "go" / "build.sh", directory, timeout=_INSTALL_S)
-    return _program(address, directory / "client")
+    try:
+        _run(CLIENTS / "go" / "build.sh", directory, timeout=_INSTALL_S)
+    except subprocess.CalledProcessError as error:
+        if "dial tcp" not in error.stderr:
+            raise
+        raise LackingError("Go's modules cannot be fetched here") from None
+    return [directory / "client"]
 
 
-def _program(address: str, *command: object) -> str:
-    return _run(*command, address, PROMPT, MAX_TOKENS, 0)
+# By language: a function that compiles the program of docs/clients in a folder, which it may find as it left it, and
+# returns its command. Raises LackingError, subprocess.SubprocessError.
+PROGRAMS: Mapping[str, Callable[[Path], list[object]]] = {"python": _python, "node": _node, "cpp": _cpp, "go": _go}
+
+
+def _run_program(name: str, directory: Path, address: str) -> str:
+    return _run(*PROGRAMS[name](directory), address, PROMPT, MAX_TOKENS, 0)
 
 
 _RUNS: Mapping[str, Callable[[Path, str], str]] = {
-    "smg": run_smg, "triton": run_triton, "python": _python, "node": _node, "cpp": _cpp, "go": _go
-}  # fmt: skip
-# Programs of docs/clients sample with seed 0; the other clients are greedy.
-_SEEDED = {"python", "node", "cpp", "go"}
+    "smg": run_smg,
+    "smg-sglang": run_smg,
+    "triton": run_triton,
+    **{name: partial(_run_program, name) for name in PROGRAMS},
+}
 
 
 if __name__ == "__main__":

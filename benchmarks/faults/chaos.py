@@ -6,6 +6,7 @@
     python -m benchmarks.faults.chaos --speculation --streams 200 --kills 8
     python -m benchmarks.faults.chaos --speculation workers --streams 200 --kills 6
     python -m benchmarks.faults.chaos --images --streams 60 --kills 6
+    python -m benchmarks.faults.chaos --attach --streams 100 --kills 8
     python -m benchmarks.faults.chaos --grey --streams 300 --times 10 --tokens 30
     python -m benchmarks.faults.chaos --grey --kinds stop-worker,clock --times 2 --results FILE
 
@@ -29,6 +30,10 @@ With --images each stream has one to three images between texts, some of them im
 is a tiny Qwen2.5-VL with random weights, which needs transformers to be written. Few KV blocks are there, and the
 encoder's cache holds few images.
 
+With --attach the streams outlive their connections (detach_timeout), half of them over gRPC, half over HTTP as events.
+Each is read in parts: connections are cut after a few messages, and the next one goes to any router. What no router
+holds, because its router died, is resumed over gRPC, and asked for again over HTTP.
+
 With --grey the faults kill nothing: processes are stopped, slow, or out of disk, descriptors, memory or time, and the
 network between them, tcp through relays, is broken. Each kind is injected so many times; then all its streams are
 compared. All kinds ten times take an hour or more; --results continues where an earlier run ended. Exits with 1 also if
@@ -49,10 +54,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.faults.cluster import Cluster, Kind
-from benchmarks.faults.command import FLAGS, NUM_STAGES, Plain, Say, add_arguments, plain, run_command
+from benchmarks.faults.command import FLAGS, NUM_ROUTERS, NUM_STAGES, Plain, Say, add_arguments, plain, run_command
 from benchmarks.faults.crowd import Crowd, Difference, Outcome, Plan, differences, make_plans
 from benchmarks.faults.grey.command import add_grey_arguments, run_grey
 from benchmarks.faults.kills import Kill, Killer, Mover, choose_kinds, choose_victims
+from benchmarks.faults.streams.attached.crowd import AttachedCrowd
+from benchmarks.faults.streams.attached.plans import attached_differences, make_attached_plans
 from benchmarks.faults.streams.images import image_cluster, make_image_plans
 from benchmarks.faults.streams.speculation.plans import (
     DRAFTERS,
@@ -64,6 +71,7 @@ from benchmarks.faults.streams.structured import plans as structured
 from benchmarks.faults.streams.structured.checks import breaches
 from octavo.client.admin import Admin
 from octavo.client.results import FinishReason
+from tests.support.ports import free_ports
 
 # Before each kill, live streams get at most this share of their outstanding tokens, so that the kill can lose some.
 _LARGEST_SHARE = 0.3
@@ -107,6 +115,8 @@ class Report:
     # Speculation of the disturbed streams, as their usages tell it.
     draft_tokens: int
     accepted_draft_tokens: int
+    # With --attach: how often readers did what.
+    reading: dict[str, int]
 
     @property
     def is_clean(self) -> bool:
@@ -128,12 +138,15 @@ async def run_chaos(
     num_moves: int = _NUM_MOVES,
     check: Callable[[Outcome], list[Difference]] = lambda _: [],
     reference: Callable[[Plan], Plan] = lambda plan: plan,
+    crowd_of: Callable[[Sequence[Plan]], Crowd] | None = None,
+    compare: Callable[[Outcome, Outcome], list[Difference]] = differences,
 ) -> Report:
     """Runs streams and kills on a cluster that serves.
 
     kills: the kinds of process that each kill ends. say: gets a line about each event. num_moves: streams to migrate
     before each kill, and again while its victims are away. check: returns what is wrong with an output by itself.
-    reference: returns the stream to ask for undisturbed.
+    reference: returns the stream to ask for undisturbed. crowd_of: makes the crowd that is disturbed. compare: compares
+    a stream's outcome with the undisturbed one.
     """
     num_streams = len(plans)
     began = time.monotonic()
@@ -141,7 +154,7 @@ async def run_chaos(
     undisturbed_s = time.monotonic() - began
     say(f"{len(expected)} streams, undisturbed, took {undisturbed_s:.1f} s")
     began = time.monotonic()
-    async with Crowd(cluster.targets, plans) as crowd:
+    async with crowd_of(plans) if crowd_of else Crowd(cluster.targets, plans) as crowd:
         choose = random.Random(f"{seed}/victims")
         killer, killed = await _kill_all(cluster, crowd, num_streams, kills, num_moves, choose, say)
         outcomes = await crowd.finish()
@@ -154,7 +167,7 @@ async def run_chaos(
         cluster, [reference(each.plan.seeded(each.generation.seed)) for each in outcomes if not each.plan.has_seed]
     )
     by_number = {outcome.plan.number: outcome for outcome in expected}
-    found = [differences(outcome, by_number[outcome.plan.number]) for outcome in outcomes]
+    found = [compare(outcome, by_number[outcome.plan.number]) for outcome in outcomes]
     inexact = sum(not choice.exact for outcome in outcomes for choice in outcome.generation.choices)
     usages = [each.generation.usage for each in outcomes if each.generation.usage is not None]
     return Report(
@@ -166,12 +179,29 @@ async def run_chaos(
         kills=killed,
         undisturbed_s=undisturbed_s,
         disturbed_s=disturbed_s,
+        reading=dict(sorted(crowd.counts.items())) if isinstance(crowd, AttachedCrowd) else {},
         resumes_by_clients=sum(outcome.generation.num_resumes for outcome in outcomes),
         resubmissions_by_routers=counters["octavo_resubmissions_total"],
         preemptions=counters["octavo_num_preemptions_total"],
         inexact=max(inexact, counters["octavo_inexact_resumes_total"]),
         draft_tokens=sum(usage.draft_tokens for usage in usages),
         accepted_draft_tokens=sum(usage.accepted_draft_tokens for usage in usages),
+    )
+
+
+async def run_attached(
+    cluster: Cluster, count: int, kills: Sequence[tuple[Kind, ...]], seed: int, *, mean_tokens: int, say: Say
+) -> Report:
+    """Runs streams that outlive their connections on a cluster with HTTP ports. Otherwise as run_chaos."""
+    ports = [cluster.options.router_http_port(router) for router in range(cluster.options.num_routers)]
+    return await run_chaos(
+        cluster,
+        make_attached_plans(count, seed, mean_tokens=mean_tokens),
+        kills,
+        seed,
+        say=say,
+        crowd_of=lambda plans: AttachedCrowd(cluster.targets, ports, plans, seed),
+        compare=attached_differences,
     )
 
 
@@ -258,6 +288,7 @@ def main() -> int:
         help="replicas that draft in different ways; who drafts; default: %(const)s",
     )
     parser.add_argument("--images", action="store_true", help="streams with images, of a tiny Qwen2.5-VL")
+    parser.add_argument("--attach", action="store_true", help="streams that outlive their connections, which are cut")
     parser.add_argument("--stages", type=int, default=NUM_STAGES, help="pipeline stages of a replica")
     parser.add_argument("--tensor", type=int, default=1, help="ranks that share each layer; default: %(default)s")
     add_arguments(parser, seed_of="streams and faults")
@@ -279,6 +310,8 @@ def main() -> int:
         if arguments.images:
             plans = make_image_plans(count, seed, mean_tokens=tokens or 300)
             return run_chaos(site.cluster, plans, kills, seed, say=say)
+        if arguments.attach:
+            return run_attached(site.cluster, count, kills, seed, mean_tokens=tokens or 80, say=say)
         if not arguments.structured:
             plans = make_plans(count, seed, mean_tokens=tokens or 80)
             return run_chaos(site.cluster, plans, kills, seed, say=say)
@@ -286,6 +319,8 @@ def main() -> int:
         return run_chaos(site.cluster, plans, kills, seed, say=say, check=breaches)
 
     flags = structured.FLAGS if arguments.structured or arguments.speculation else FLAGS
+    if arguments.attach:
+        flags = (*flags, f"--http-port={free_ports(NUM_ROUTERS)}")
     more = {"command": command(arguments.speculation)} if arguments.speculation else {}
 
     def stand(directory: Path) -> AbstractContextManager[Plain]:
@@ -324,6 +359,8 @@ def summary(report: Report) -> str:
         f"{report.resumes_by_clients} resumes by clients, {report.resubmissions_by_routers} resubmissions by routers, "
         f"{report.num_moved} migrations, {report.preemptions} preemptions, {report.inexact} inexact",
     ]
+    if report.reading:
+        lines.append(", ".join(f"{name}: {count}" for name, count in report.reading.items()))
     if report.draft_tokens:
         lines.append(f"{report.accepted_draft_tokens} of {report.draft_tokens} draft tokens accepted")
     lines += [f"{kill.names}: no stream had begun; give more --tokens" for kill in report.kills if not kill.num_begun]

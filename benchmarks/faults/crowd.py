@@ -74,7 +74,9 @@ def _make_plan(number: int, choose: random.Random, mean_tokens: int) -> Plan:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Live:
+class Live:
+    """A stream that runs."""
+
     plan: Plan
     began: float = 0.0
     request_id: str = ""
@@ -106,7 +108,7 @@ class Crowd:
         """retry_for: seconds without a message after which a stream fails."""
         self._plans = list(plans)
         self._num_started = 0
-        self._live: dict[int, _Live] = {}
+        self._live: dict[int, Live] = {}
         self._tasks: list[asyncio.Task[Outcome]] = []
         self._clients = [
             AsyncClient([*targets[first:], *targets[:first]], retry_for=retry_for) for first in range(len(targets))
@@ -164,7 +166,7 @@ class Crowd:
     def add(self, plan: Plan) -> None:
         """Starts one more stream, whose number no live stream has."""
         assert plan.number not in self._live, f"stream {plan.number} is live"
-        self._live[plan.number] = _Live(plan=plan, began=self.elapsed)
+        self._live[plan.number] = Live(plan=plan, began=self.elapsed)
         self._tasks.append(asyncio.create_task(self._follow(plan), name=f"stream {plan.number}"))
 
     async def receive(self, num_tokens: int) -> None:
@@ -203,23 +205,25 @@ class Crowd:
                 async for event in stream:
                     if isinstance(event, Delta):
                         held[event.index] = held.get(event.index, 0) + len(event.token_ids)
-                        live.num_tokens += len(event.token_ids)
-                        live.arrivals.append((self.elapsed, event.index, held[event.index]))
-                        self.num_received += len(event.token_ids)
-                        self._progress.set()
+                        self.note(live, event.index, len(event.token_ids), held[event.index])
             # The other streams go on; the report names this one.
             except OctavoError as failure:
                 error = failure
-            del self._live[plan.number]
-            self._progress.set()
-            return Outcome(
-                plan=plan,
-                began=live.began,
-                ended=self.elapsed,
-                generation=stream.generation,
-                arrivals=live.arrivals,
-                error=error,
-            )
+            return self._ended(plan, live, stream.generation, error)
+
+    def note(self, live: Live, choice: int, num_tokens: int, held: int) -> None:
+        """Notes the arrival of tokens. held: tokens of the choice with them."""
+        live.num_tokens += num_tokens
+        live.arrivals.append((self.elapsed, choice, held))
+        self.num_received += num_tokens
+        self._progress.set()
+
+    def _ended(self, plan: Plan, live: Live, generation: Generation, error: OctavoError | None) -> Outcome:
+        del self._live[plan.number]
+        self._progress.set()
+        return Outcome(
+            plan=plan, began=live.began, ended=self.elapsed, generation=generation, arrivals=live.arrivals, error=error
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ A page is allocated, zeroed, at its first write, from the memory of the writing 
 weights and write KV are those that read them later, as far as the pool assigns tasks alike.
 """
 
-import ctypes
 import math
 import mmap
 from collections.abc import Sequence
@@ -51,12 +50,6 @@ def passing_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     if math.prod(shape) * dtype.itemsize < _SMALL:
         return torch.empty(*shape, dtype=dtype)
     return huge_zeros(shape, dtype)
-
-
-def give_back_free_memory() -> None:
-    """Returns freed memory that malloc holds to the system, if the C library supports it."""
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
 
 
 def _map(num_bytes: int) -> tuple[mmap.mmap, int]:

@@ -79,7 +79,7 @@ class Peers:
         return bool(await self._ask_all(ask))
 
     async def drop(self, scoped_id: str) -> bool:
-        """Ends a held stream over HTTP where it is; False if no other process has it."""
+        """Ends a held stream where it is, and has it forgotten; False if no other process has it."""
 
         async def ask(address: str) -> bool | None:
             answer = await self._stub(address).Drop(pb.CancelRequest(request_id=scoped_id), timeout=ANSWER_TIMEOUT_S)

@@ -32,7 +32,7 @@ _PARSED_SLICE_TOKENS = 256
 class Delta:
     """The contents of a Chunk. It grows until it is sent; growing lists costs less than growing messages."""
 
-    __slots__ = ("deltas", "exact", "finish", "first_token", "index", "logprobs", "size", "text", "token_ids")
+    __slots__ = ("deltas", "exact", "finish", "first_token", "index", "logprobs", "packed", "size", "text", "token_ids")
 
     def __init__(
         self,
@@ -50,6 +50,8 @@ class Delta:
         self.token_ids = token_ids
         self.text = text
         self.logprobs: list[TokenLogprobs] = []
+        # Chunks of logprobs that follow those, serialized.
+        self.packed: list[bytes] = []
         self.finish = finish
         self.deltas = deltas or []
         self.exact = True
@@ -63,11 +65,20 @@ class Delta:
         for delta in self.deltas:
             self.size += delta.ByteSize() + 2
 
+    def pack(self) -> None:
+        """Keeps logprobs as bytes until they are sent. A message of its own for each token takes ten times as much
+        memory, which counts where nobody may read for minutes."""
+        if self.logprobs:
+            self.packed.append(pb.Chunk(logprobs=self.logprobs).SerializeToString())
+            self.logprobs = []
+
     def join(self, later: "Delta") -> None:
         """Appends the delta that follows it, of the same choice and equally exact."""
         self.token_ids += later.token_ids
         self.text += later.text
+        assert not (self.packed and later.logprobs), "logprobs would change their order"
         self.logprobs += later.logprobs
+        self.packed += later.packed
         self.deltas += later.deltas
         self.finish = later.finish
         self.size += later.size
@@ -84,6 +95,9 @@ class Delta:
         chunk.exact = self.exact
         if self.logprobs:
             chunk.logprobs.extend(self.logprobs)
+        for packed in self.packed:
+            # Adds to the list.
+            chunk.MergeFromString(packed)
         if self.deltas:
             chunk.deltas.extend(self.deltas)
         if self.finish is not None:

@@ -106,6 +106,8 @@ class Outbox:
         """Adds a delta, and takes it over. Raises OutboxFullError."""
         assert not self.closed
         self._count(delta.size)
+        if self._is_kept:
+            delta.pack()
         last = self._open.get(delta.index)
         if last is not None and last.exact == delta.exact and last.size + delta.size <= _JOINED_BYTES:
             last.join(delta)

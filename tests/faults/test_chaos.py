@@ -1,6 +1,6 @@
 """kill -9 of each kind of process in mid-stream, and of both schedulers at once: SmolLM2's output is as without faults,
-also where it is constrained or calls tools, and where streams migrate. Then well-behaved and misbehaving clients of all
-kinds: they leave nothing behind. Then two batches of one input.
+also where it is constrained or calls tools, where streams migrate, and where their connections are cut. Then clients of
+all kinds, well-behaved and misbehaving: they leave nothing behind. Then two batches of one input.
 
 Short forms of `python -m benchmarks.faults.chaos`, `benchmarks.faults.soak` and `benchmarks.faults.batches`: two
 replicas of two stages and two routers under `octavo up`, real weights, real sockets, greedy and sampled streams, with
@@ -18,13 +18,14 @@ import pytest
 from benchmarks.faults import bad_input, traffic
 from benchmarks.faults.batches import run_batches
 from benchmarks.faults.batches import summary as batches_summary
-from benchmarks.faults.chaos import run_chaos, summary
+from benchmarks.faults.chaos import run_attached, run_chaos, summary
 from benchmarks.faults.cluster import Cluster, Kind
 from benchmarks.faults.command import NUM_REPLICAS, NUM_ROUTERS, NUM_STAGES
 from benchmarks.faults.crowd import make_plans
 from benchmarks.faults.kills import choose_kinds
 from benchmarks.faults.soak import SOAK_FLAGS, run_soak
 from benchmarks.faults.soak import summary as soak_summary
+from benchmarks.faults.streams.attached.plans import EVENTS, GRPC
 from benchmarks.faults.streams.structured.checks import breaches
 from benchmarks.faults.streams.structured.plans import TOOL_FLAGS, make_structured_plans
 from tests.support.ports import free_ports
@@ -73,6 +74,15 @@ async def test_constrained_and_tool_calling_streams_survive(cluster: Cluster, ki
     assert len(report.kinds) == len(plans) == 6
     assert sum(counts.num_calls for counts in report.kinds.values()) >= 2, shown
     assert report.num_moved, shown
+
+
+async def test_streams_that_outlive_their_connections_survive_the_router_that_holds_them(cluster: Cluster) -> None:
+    report = await run_attached(cluster, 16, [(Kind.ROUTER,)], 28, mean_tokens=NUM_TOKENS, say=print)
+    shown = summary(report)
+    assert report.is_clean, f"{shown}\n\n{cluster.up.output}"
+    assert {name: counts.num_streams for name, counts in report.kinds.items()} == {GRPC: 8, EVENTS: 8}
+    for what in ("connections cut", "attached over gRPC", "attached over HTTP"):
+        assert report.reading[what] >= 8, shown
 
 
 async def test_clients_of_all_manners_leave_nothing_behind(cluster: Cluster) -> None:

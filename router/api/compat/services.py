@@ -45,7 +45,7 @@ def _add_smg(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet, opti
         raise MissingPackageError(
             "compat: smg needs the Python package smg-grpc-proto: install octavo[smg], or leave smg out"
         ) from None
-    return [add_to_server(server, intake, replicas)]
+    return [add_to_server(server, intake, replicas, options)]
 
 
 def _add_kserve(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet, options: Options) -> list[str]:

@@ -1,6 +1,8 @@
 """Begins streams that live without a reader, and attaches readers to them."""
 
+import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
@@ -16,11 +18,14 @@ from router.replicas.peers import Peers
 from router.security.identity import caller
 from router.streams.outbox import bounded_reading, bounded_write
 from router.streams.stream import Stream
+from router.telemetry.call_context import log_fields
+
+log = logging.getLogger("octavo.router.intake.attach")
 
 # Bounds GenerateRequest.detach_timeout and the option.
 LONGEST_S = 3600.0
-# What an event takes beside its contents.
-_EVENT_BYTES = 256
+# What an event takes beside its bytes.
+_EVENT_BYTES = 64
 
 
 class Attachments:
@@ -39,6 +44,7 @@ class Attachments:
         self._detach_timeout = detach_timeout
         # The other half is for what waits in the outbox.
         self.kept_bytes = buffer_bytes // 2
+        self._telling: set[asyncio.Task[None]] = set()
 
     def timeout_of(self, message: pb.GenerateRequest) -> float:
         """Returns for how many seconds a request goes on without a reader. Raises InvalidRequest."""
@@ -71,7 +77,11 @@ class Attachments:
         async def take() -> list[pb.GenerateResponse]:
             return places.take(await stream.outbox.take())
 
-        transcript = Transcript(take, _size_of, self.kept_bytes, places.drop)
+        # A message takes several times the memory of its bytes.
+        transcript = Transcript(
+            take, _size_of, self.kept_bytes, places.drop,
+            pack=pb.GenerateResponse.SerializeToString, unpack=pb.GenerateResponse.FromString,
+        )  # fmt: skip
         kept.on_end(transcript.note_end)
         request = stream.request
         held = HeldStream(
@@ -83,8 +93,24 @@ class Attachments:
         except BaseException:
             await kept.end()
             raise
+        if request.resume is not None:
+            self._end_earlier_attempts(request.scoped_id)
         async with self.held.reading(held, 0) as reader:
             yield stream, reader
+
+    def _end_earlier_attempts(self, scoped_id: str) -> None:
+        """Has other routers forget a stream that a client has resumed here, so that nobody attaches to what they hold:
+        they may not have noticed, if another replica computes it there."""
+
+        async def tell() -> None:
+            try:
+                await self.peers.drop(scoped_id)
+            except Exception:
+                log.exception("other routers were not told of a resume", extra=log_fields(scoped_id))
+
+        task = asyncio.create_task(tell())
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
 
     async def attach(self, asked: pb.AttachRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Yields what the caller lacks of a stream that was begun at any router, and then what comes. The stream's
@@ -137,5 +163,5 @@ def _over_http(request_id: str) -> InvalidRequest:
     )
 
 
-def _size_of(event: pb.GenerateResponse) -> int:
-    return event.ByteSize() + _EVENT_BYTES
+def _size_of(event: bytes) -> int:
+    return len(event) + _EVENT_BYTES

@@ -45,8 +45,9 @@ class Kept:
             self._starts[brought.index] = _Place(
                 len(brought.output_token_ids), brought.text_bytes_delivered, brought.finished
             )
-        # Prompt logprobs before this position are not kept.
-        self._logprobs_start = 0
+        # Prompt logprobs before this position are not kept: they were dropped, or the client of a resume has all.
+        has_logprobs = request.resume is not None and request.resume.prompt_logprobs_delivered
+        self._logprobs_start = len(request.prompt_token_ids) if has_logprobs else 0
 
     def take(self, events: list[pb.GenerateResponse]) -> list[pb.GenerateResponse]:
         """Remembers Started, which every reader gets first. Returns the events."""
@@ -95,9 +96,10 @@ class Kept:
         for index, (place, want) in enumerate(zip(places, wanted, strict=True)):
             if place != want:
                 raise InvalidRequest(f"choices of index {index}: {want}, but only {place} have been sent")
-        if held.prompt_logprobs_end > max(num_logprobs, self._logprobs_start):
+        sent_end = max(num_logprobs, self._logprobs_start)
+        if held.prompt_logprobs_end > sent_end:
             raise InvalidRequest(
-                f"prompt_logprobs_end={held.prompt_logprobs_end}, but only those before {num_logprobs} have been sent"
+                f"prompt_logprobs_end={held.prompt_logprobs_end}, but only those before {sent_end} have been sent"
             )
         return lacking
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from router.errors import NotKept, Superseded
 
@@ -43,8 +43,12 @@ class Reader(Generic[Item]):
             self._on_close()
 
 
+def _same(item: Any) -> Any:
+    return item
+
+
 class Transcript(Generic[Item]):
-    """Takes items from a source when its reader wants them, and keeps the latest ones.
+    """Takes items from a source when its reader wants them, and keeps the latest ones, packed.
 
     Nothing is taken while there is no reader: the source keeps what it has, within its own bound.
     """
@@ -52,14 +56,18 @@ class Transcript(Generic[Item]):
     def __init__(
         self,
         take: Callable[[], Awaitable[list[Item]]],
-        size_of: Callable[[Item], int],
+        size_of: Callable[[Any], int],
         max_bytes: int,
         on_drop: Callable[[Item], None] = lambda item: None,
+        *,
+        pack: Callable[[Item], Any] = _same,
+        unpack: Callable[[Any], Item] = _same,
     ) -> None:
-        """take: returns the next items; empty at the end; raises what ended the stream. on_drop: gets items that are
-        not kept any longer, in order."""
+        """take: returns the next items; empty at the end; raises what ended the stream. size_of: of a packed item.
+        on_drop: gets items that are not kept any longer, in order."""
         self._take, self._size_of, self._max_bytes, self._on_drop = take, size_of, max_bytes, on_drop
-        self._items: deque[Item] = deque()
+        self._pack, self._unpack = pack, unpack
+        self._items: deque[Any] = deque()
         self._num_dropped = 0
         self._num_bytes = 0
         # Items that a reader has taken.
@@ -87,7 +95,7 @@ class Transcript(Generic[Item]):
 
     def items(self) -> Iterator[Item]:
         """The items that are kept."""
-        return iter(self._items)
+        return map(self._unpack, self._items)
 
     def check_position(self, position: int, name: str) -> None:
         """name: of the field that says it. Raises NotKept for a position whose next item is not kept any more."""
@@ -135,7 +143,7 @@ class Transcript(Generic[Item]):
                 return taken
             if reader.position < self.end:
                 skipped = reader.position - self._num_dropped
-                taken = [self._items[i] for i in range(skipped, len(self._items))]
+                taken = [self._unpack(self._items[i]) for i in range(skipped, len(self._items))]
                 reader.position = self.end
                 self._num_read = max(self._num_read, reader.position)
                 return taken
@@ -172,11 +180,11 @@ class Transcript(Generic[Item]):
 
     def _append(self, taken: list[Item]) -> None:
         # What was taken just now stays, however large: no reader has it yet.
-        for item in taken:
-            self._items.append(item)
-            self._num_bytes += self._size_of(item)
+        for packed in map(self._pack, taken):
+            self._items.append(packed)
+            self._num_bytes += self._size_of(packed)
         while self._num_bytes > self._max_bytes and len(self._items) > len(taken):
-            item = self._items.popleft()
+            packed = self._items.popleft()
             self._num_dropped += 1
-            self._num_bytes -= self._size_of(item)
-            self._on_drop(item)
+            self._num_bytes -= self._size_of(packed)
+            self._on_drop(self._unpack(packed))

@@ -17,16 +17,14 @@ import zmq
 
 from configs.options import Options
 from runtime.grpc_setup.server import is_loopback
+from runtime.kv_events import END, NUMBER_BYTES, KvEventBatch
 from runtime.wire import KV_EVENTS_WAITING
 from scheduler.core.messages import CacheEvent
-from scheduler.sessions.kv_events.messages import KvEventBatch, kv_events
+from scheduler.sessions.kv_events.messages import kv_events
 from scheduler.sockets import AddressError, path_of
 
 log = logging.getLogger("octavo.scheduler.sessions.kv_events")
 
-# The number in the message that ends a replay.
-END = (-1).to_bytes(8, "big", signed=True)
-_NUMBER_BYTES = 8
 _MAX_REQUEST_BYTES = 1024
 
 
@@ -136,7 +134,7 @@ class KvEventPublisher(threading.Thread):
         events = kv_events(batch[1]) if batch is not None else []
         if batch is not None and not events:
             return
-        number = self._next_number.to_bytes(_NUMBER_BYTES, "big")
+        number = self._next_number.to_bytes(NUMBER_BYTES, "big")
         self._next_number += 1
         if batch is not None:
             payload = self._encoder.encode(KvEventBatch(batch[0], events, self._replica))
@@ -144,7 +142,7 @@ class KvEventPublisher(threading.Thread):
             published.send_multipart((self._topic, number, payload))
 
     def _replay(self, replay: zmq.Socket, frames: list[bytes]) -> None:
-        if len(frames) != 3 or len(frames[2]) != _NUMBER_BYTES:
+        if len(frames) != 3 or len(frames[2]) != NUMBER_BYTES:
             log.warning(
                 "kv_events_replay_endpoint: a request has %d frames: send an empty one and a number of 8 bytes",
                 len(frames) - 1,

@@ -24,7 +24,15 @@ def _seedless(token_ids: object, num_prompt_tokens: int, seed: int, choice: int)
 
 # An installation may take 300 s.
 @pytest.mark.timeout(450)
-@pytest.mark.parametrize(("name", "run", "compat"), [("smg", run_smg, "smg"), ("triton", run_triton, "kserve")])
+@pytest.mark.parametrize(
+    ("name", "run", "compat"),
+    [
+        ("smg", run_smg, "smg"),
+        # SMG looks which engine it has before it, and there is none but SGLang's.
+        ("smg", run_smg, "sglang"),
+        ("triton", run_triton, "kserve"),
+    ],
+)
 async def test_it_streams_what_our_own_call_gives(
     tmp_path: Path, name: str, run: Callable[[Path, str], str], compat: str
 ) -> None:

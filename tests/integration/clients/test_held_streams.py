@@ -1,6 +1,7 @@
 """Streams over HTTP that outlive their connection: GET /v1/streams/ID goes on behind Last-Event-ID."""
 
 import asyncio
+import contextlib
 import json
 import random
 import re
@@ -45,10 +46,16 @@ async def router(scheduler: FakeScheduler) -> AsyncIterator[tuple[RouterServer, 
 
 @pytest.fixture
 async def http(router: tuple[RouterServer, Any]) -> AsyncIterator[httpx.AsyncClient]:
-    server, _ = router
+    async with _serving(router[0]) as client:
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def _serving(server: RouterServer) -> AsyncIterator[httpx.AsyncClient]:
     gateway = Gateway(
-        server.intake, server.registry, server.readiness, max_body_bytes=100_000, attachments=server.attachments
-    )
+        server.intake, server.registry, server.readiness, max_body_bytes=100_000, keys=server.keys,
+        attachments=server.attachments,
+    )  # fmt: skip
     serving = GatewayServer(gateway, HOST, 0)
     serving.start()
     async with httpx.AsyncClient(base_url=f"http://{HOST}:{serving.port}", timeout=30) as client:
@@ -219,6 +226,24 @@ async def test_what_cannot_be_read_is_refused_by_name(
     call = stub.Generate(pb.GenerateRequest(request_id="g", prompt="Hi", detach_timeout=60))
     await call.read()
     assert (await refusal("/v1/streams/g"))[1].endswith("call Attach there")
+
+
+async def test_another_keys_stream_is_not_found(scheduler: FakeScheduler, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.touch(mode=0o600)
+    keys.write_text("keys:\n  - {name: t, key: a-long-enough-key}\n  - {name: u, key: another-long-key}\n")
+    own, foreign = ({"authorization": f"Bearer {key}"} for key in ("a-long-enough-key", "another-long-key"))
+    scheduler.pause_at = 3
+    async with running_router([scheduler.address], api_keys_file=str(keys)) as (server, _):
+        await server.wait_ready()
+        async with _serving(server) as http:
+            http.headers.update(own)
+            events = await _begin(http, PATHS[1], _body(PATHS[1], max_tokens=6, detach_timeout=60), 2)
+            for method in ("GET", "DELETE"):
+                assert (await http.request(method, "/v1/streams/a", headers=foreign)).status_code == 404, method
+            scheduler.pause_at = None
+            assert await _go_on(http, events)
+            assert events.datas[-1] == "[DONE]"
 
 
 async def test_delete_ends_a_stream(http: httpx.AsyncClient, scheduler: FakeScheduler) -> None:

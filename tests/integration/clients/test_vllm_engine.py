@@ -219,7 +219,7 @@ async def test_calls_that_are_not_there_say_what_is(engine: Any) -> None:
         with pytest.raises(grpc.aio.AioRpcError, match="is not supported: ") as error:
             await call(request)
         assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    with pytest.raises(grpc.aio.AioRpcError, match="routing_policy"):
+    with pytest.raises(grpc.aio.AioRpcError, match="set kv_events_endpoint"):
         await engine.SubscribeKvEvents(common.SubscribeKvEventsRequest()).read()
 
 

@@ -132,6 +132,39 @@ async def test_attach(tmp_path: Path, bring_about: BringAbout, has_reader: bool)
         assert error.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+async def test_nobody_attaches_to_an_attempt_that_has_been_resumed_elsewhere(tmp_path: Path) -> None:
+    """The first router's replica is another one, so that only the second router can tell it."""
+    one, two = _scheduler(tmp_path), _scheduler(tmp_path, "two")
+    async with _routers(tmp_path, one, two) as (here, there):
+        call = here[1].Generate(_asked("a", detach_timeout=60))
+        received = await receive(call, until=_has(3))
+        call.cancel()
+        (one if one.num_live else two).draining = True
+        one.send_load()
+        two.send_load()
+        async with asyncio.timeout(10):
+            while ": draining" not in there[0].readiness()[1]:  # noqa: ASYNC110 - nothing tells it
+                await asyncio.sleep(0.01)
+        one.pause_at = two.pause_at = 5
+        resume = received.resume_request()
+        resume.detach_timeout = 60
+        received.begin_again()
+        call = there[1].Generate(resume)
+        received = await receive(call, until=_has(5), into=received)
+        call.cancel()
+        async with asyncio.timeout(10):
+            while here[0].held_streams.find("a") is not None:  # noqa: ASYNC110 - nothing tells it
+                await asyncio.sleep(0.01)
+        one.pause_at = two.pause_at = None
+        received.begin_again()
+        attached = pb.AttachRequest(request_id="a")
+        attached.choices.add(index=0, num_tokens=5, text_bytes=len(received.text[0].encode()))
+        received = await receive(here[1].Attach(attached), into=received)
+        whole = await receive(there[1].Generate(_asked("b")))
+        assert received.token_ids == whole.token_ids
+        assert received.text == whole.text
+
+
 @pytest.mark.parametrize("bring_about", [pytest.param(_nothing, id="running"), pytest.param(_drain, id="draining")])
 @pytest.mark.parametrize("has_reader", [True, False])
 async def test_migrate(tmp_path: Path, bring_about: BringAbout, has_reader: bool) -> None:

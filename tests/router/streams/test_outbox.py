@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from protos.inference_pb2 import Finish, GenerateResponse, Started
+from protos.inference_pb2 import Finish, GenerateResponse, Started, TokenLogprob, TokenLogprobs
 from router.errors import Cancelled, SlowReader
 from router.streams.choices import Delta
 from router.streams.outbox import Outbox, OutboxFullError, WriteQueue
@@ -32,6 +32,23 @@ async def test_waiting_deltas_of_a_choice_become_one() -> None:
     assert (list(second.chunk.token_ids), second.chunk.text) == ([0, 1, 2], "b0b1b2")
     outbox.put_delta(_delta(1, 3, "b3"))
     assert [event.chunk.first_token for event in await outbox.take()] == [3], "merged into a taken delta"
+
+
+async def test_what_is_kept_for_a_reader_to_come_is_packed_and_reads_the_same() -> None:
+    plain, kept = _outbox(100_000), _outbox(200_000)
+    # A delta that came before counts, too.
+    for position in range(6):
+        if position == 2:
+            kept.keep()
+        chosen = TokenLogprob(token_id=position, logprob=-0.5, rank=1, token=b"x")
+        scored = [TokenLogprobs(chosen=chosen, top=[chosen] * 3)]
+        for outbox in (plain, kept):
+            delta = Delta(0, position, [position], "x", scored, None)
+            outbox.put_delta(delta)
+            assert bool(delta.packed and not delta.logprobs) == (outbox is kept and position >= 2)
+    [whole], [unpacked] = await plain.take(), await kept.take()
+    assert len(whole.chunk.logprobs) == 6
+    assert unpacked == whole
 
 
 async def test_it_is_delivered_once_all_has_been_taken_and_no_error_ended_it() -> None:

@@ -1,10 +1,12 @@
 """Converts SglangScheduler's requests to the router's own, and a stream's events to its answers."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from configs.sampling import BY_NAME
 from protos import inference_pb2 as pb
 from protos import sglang_pb2 as sglang
+from router.api.compat.engine_replies import EngineReplies
 from router.errors import InvalidRequest
 
 # The field is signed in both messages.
@@ -92,108 +94,22 @@ def _ask_logprobs(sampling: pb.SamplingParams, request: sglang.GenerateRequest) 
         sampling.prompt_logprobs = count
 
 
-_FINISH_REASONS = {
-    pb.FINISH_REASON_STOP: "stop",
-    pb.FINISH_REASON_LENGTH: "length",
-    pb.FINISH_REASON_REPETITION: "stop",
-}
-
-
-class Replies:
-    """Folds one stream into replies. For a request with `stream`: a chunk for new tokens, and at the end `complete` for
-    each choice with the tokens of its last chunk, as SGLang's own service sends it; else only `complete`, with all."""
+class Replies(EngineReplies):
+    messages = sglang
+    finish_reasons: ClassVar[Mapping[int, str]] = {
+        pb.FINISH_REASON_STOP: "stop",
+        pb.FINISH_REASON_LENGTH: "length",
+        pb.FINISH_REASON_REPETITION: "stop",
+    }
+    counts_all = True
 
     def __init__(self, request: sglang.GenerateRequest, request_id: str) -> None:
-        self._request_id, self._stream = request_id, request.stream
-        self._first_scored = max(request.logprob_start_len, 0)
+        super().__init__(stream=request.stream, first_scored=max(request.logprob_start_len, 0))
+        self._request_id = request_id
         self._has_own_ids = bool(request.token_ids_logprob)
-        self._prompt_token_ids: list[int] = []
-        self._prompt_logprobs: list[pb.TokenLogprobs] = []
-        # By choice: the chunks that `complete` repeats, the number of tokens, and the finish.
-        self._kept: dict[int, list[pb.Chunk]] = {}
-        self._num_tokens: dict[int, int] = {}
-        self._finishes: dict[int, pb.Finish] = {}
 
-    def take(self, event: pb.GenerateResponse) -> list[sglang.GenerateResponse]:
-        """Takes in an event. Returns what is to be sent for it."""
-        match event.WhichOneof("event"):
-            case "started":
-                self._prompt_token_ids = list(event.started.prompt_token_ids)
-            case "prompt_logprobs":
-                self._prompt_logprobs.extend(event.prompt_logprobs.logprobs)
-            case "chunk":
-                return self._chunk(event.chunk)
-            case "finished":
-                # Only now is the number of cached tokens known.
-                cached_tokens = event.finished.usage.cached_tokens
-                return [self._complete(index, cached_tokens) for index in sorted(self._finishes)]
-        return []
+    def _response(self, **kind: Any) -> sglang.GenerateResponse:
+        return sglang.GenerateResponse(request_id=self._request_id, **kind)
 
-    def _chunk(self, chunk: pb.Chunk) -> list[sglang.GenerateResponse]:
-        is_first = chunk.index not in self._kept
-        kept = self._kept.setdefault(chunk.index, [])
-        if self._stream:
-            kept.clear()
-        kept.append(chunk)
-        self._num_tokens[chunk.index] = self._num_tokens.get(chunk.index, 0) + len(chunk.token_ids)
-        if chunk.HasField("finish"):
-            self._finishes[chunk.index] = chunk.finish
-        if not self._stream or not chunk.token_ids:
-            return []
-        answer = sglang.GenerateStreamChunk(
-            token_ids=chunk.token_ids,
-            prompt_tokens=len(self._prompt_token_ids),
-            completion_tokens=self._num_tokens[chunk.index],
-            output_logprobs=self._output_logprobs(chunk.logprobs),
-            input_logprobs=self._input_logprobs() if is_first else None,
-            index=chunk.index,
-        )
-        return [sglang.GenerateResponse(request_id=self._request_id, chunk=answer)]
-
-    def _complete(self, index: int, cached_tokens: int) -> sglang.GenerateResponse:
-        finish, chunks = self._finishes[index], self._kept[index]
-        answer = sglang.GenerateComplete(
-            output_ids=[token_id for chunk in chunks for token_id in chunk.token_ids],
-            finish_reason=_FINISH_REASONS.get(finish.reason, "abort"),
-            prompt_tokens=len(self._prompt_token_ids),
-            completion_tokens=self._num_tokens[index],
-            cached_tokens=cached_tokens,
-            output_logprobs=self._output_logprobs(logprobs for chunk in chunks for logprobs in chunk.logprobs),
-            input_logprobs=self._input_logprobs(),
-            index=index,
-        )
-        stop = finish.WhichOneof("stop")
-        if stop == "stop_string":
-            answer.matched_stop_str = finish.stop_string
-        elif stop == "stop_token_id":
-            answer.matched_token_id = finish.stop_token_id
-        return sglang.GenerateResponse(request_id=self._request_id, complete=answer)
-
-    def _input_logprobs(self) -> sglang.InputLogProbs | None:
-        if not self._prompt_logprobs:
-            return None
-        first = self._first_scored
-        # Nothing precedes the prompt's first token.
-        values = [sglang.InputTokenLogProb()]
-        values += [sglang.InputTokenLogProb(value=each.chosen.logprob) for each in self._prompt_logprobs]
-        tops = [sglang.TopLogProbs(), *map(_top, self._prompt_logprobs)]
-        return sglang.InputLogProbs(
-            token_logprobs=values[first:], token_ids=self._prompt_token_ids[first:], top_logprobs=tops[first:]
-        )
-
-    def _output_logprobs(self, logprobs: Iterable[pb.TokenLogprobs]) -> sglang.OutputLogProbs | None:
-        each = list(logprobs)
-        if not each:
-            return None
-        told = sglang.OutputLogProbs(
-            token_logprobs=[logprob.chosen.logprob for logprob in each],
-            token_ids=[logprob.chosen.token_id for logprob in each],
-        )
-        (told.token_ids_logprobs if self._has_own_ids else told.top_logprobs).extend(map(_top, each))
-        return told
-
-
-def _top(logprobs: pb.TokenLogprobs) -> sglang.TopLogProbs:
-    return sglang.TopLogProbs(
-        values=[each.logprob for each in logprobs.top], token_ids=[each.token_id for each in logprobs.top]
-    )
+    def _tops_of(self, told: sglang.OutputLogProbs) -> Any:
+        return told.token_ids_logprobs if self._has_own_ids else told.top_logprobs

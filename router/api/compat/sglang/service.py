@@ -1,6 +1,5 @@
 """SGLang's service on the router: the whole cluster as one engine of one data-parallel rank."""
 
-import datetime
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -11,7 +10,13 @@ import grpc.aio
 
 from protos import sglang_pb2 as sglang
 from protos.sglang_pb2_grpc import SglangSchedulerServicer, add_SglangSchedulerServicer_to_server
-from router.api.compat.engine_answers import health_fields, model_fields, write_replies
+from router.api.compat.engine_answers import (
+    health_fields,
+    load_fields,
+    loads_fields,
+    model_fields,
+    write_replies,
+)
 from router.api.compat.sglang.convert import Replies, generate_request
 from router.api.compat.tokenizer_archive import TokenizerArchive
 from router.api.grpc_errors import grpc_errors
@@ -107,12 +112,8 @@ class SglangService(SglangSchedulerServicer):
 
     async def GetLoads(self, request: sglang.GetLoadsRequest, context: Context) -> sglang.GetLoadsResponse:
         async with grpc_errors(context):
-            return sglang.GetLoadsResponse(
-                timestamp=datetime.datetime.now(datetime.UTC).isoformat(),
-                version=f"octavo-{octavo_version()}",
-                dp_rank_count=1,
-                loads=[self._load()],
-            )
+            rank = request.dp_rank if request.HasField("dp_rank") else None
+            return sglang.GetLoadsResponse(**loads_fields(self._load(), rank))
         raise AssertionError("unreachable")
 
     async def GetTokenizer(self, request: sglang.GetTokenizerRequest, context: Context) -> None:
@@ -122,22 +123,7 @@ class SglangService(SglangSchedulerServicer):
                     await context.write(sglang.TokenizerChunk(data=data, sha256=sha256))
 
     def _load(self) -> sglang.SchedulerLoad:
-        """The sum of all replicas; blocks that can be taken at once count as unused."""
-        sessions = [replica.session for replica in self._replicas.replicas if replica.session is not None]
-        loads, block_size = [session.load for session in sessions], self._intake.model.block_size
-        num_blocks = sum(load.num_blocks for load in loads)
-        num_used = num_blocks - sum(load.num_free_blocks for load in loads)
-        num_running, num_waiting = sum(load.num_running for load in loads), sum(load.num_waiting for load in loads)
-        return sglang.SchedulerLoad(
-            num_running_reqs=num_running,
-            num_waiting_reqs=num_waiting,
-            num_total_reqs=num_running + num_waiting,
-            num_used_tokens=num_used * block_size,
-            max_total_num_tokens=num_blocks * block_size,
-            token_usage=num_used / num_blocks if num_blocks else 0.0,
-            max_running_requests=sum(session.welcome.max_num_seqs for session in sessions),
-            num_waiting_uncached_tokens=sum(load.num_queued_tokens for load in loads),
-        )
+        return sglang.SchedulerLoad(**load_fields(self._intake, self._replicas))
 
 
 def _unimplemented(call: str, instead: str) -> Callable[[sglang.Unread, Any], Awaitable[None]]:

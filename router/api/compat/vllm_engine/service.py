@@ -1,10 +1,8 @@
 """The VllmEngine service: converts its messages for the intake."""
 
 import contextlib
-import datetime
 import time
 import uuid
-from importlib.metadata import version
 from typing import Any, NoReturn
 
 import grpc
@@ -13,21 +11,31 @@ from smg_grpc_proto.generated import common_pb2 as common
 from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 from smg_grpc_proto.generated.vllm_engine_pb2_grpc import VllmEngineServicer, add_VllmEngineServicer_to_server
 
-from router.api.compat.engine_answers import health_fields, model_fields, write_replies
+from configs.options import Options
+from router.api.compat.engine_answers import (
+    health_fields,
+    load_fields,
+    loads_fields,
+    model_fields,
+    write_replies,
+)
+from router.api.compat.kv_relay.relay import KvRelay
 from router.api.compat.tokenizer_archive import TokenizerArchive
 from router.api.compat.vllm_engine.convert import Replies, generate_request
+from router.api.compat.vllm_engine.kv_events import event_batch
 from router.api.grpc_errors import grpc_errors
-from router.errors import NoReplica
+from router.errors import Forbidden, NoReplica
 from router.intake.intake import Intake
 from router.replicas.replica_set import ReplicaSet
+from router.security.identity import caller
 from router.streams.outbox import bounded_write
 
 Context = grpc.aio.ServicerContext
 
 
-def add_to_server(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet) -> str:
+def add_to_server(server: grpc.aio.Server, intake: Intake, replicas: ReplicaSet, options: Options) -> str:
     """Registers the service and returns its full name."""
-    add_VllmEngineServicer_to_server(VllmEngineService(intake, replicas), server)
+    add_VllmEngineServicer_to_server(VllmEngineService(intake, replicas, KvRelay(options)), server)
     return vllm.DESCRIPTOR.services_by_name["VllmEngine"].full_name
 
 
@@ -35,8 +43,8 @@ class VllmEngineService(VllmEngineServicer):
     """The whole cluster as one engine of one data-parallel rank: the router balances, and moves streams that a replica
     loses."""
 
-    def __init__(self, intake: Intake, replicas: ReplicaSet) -> None:
-        self._intake, self._replicas = intake, replicas
+    def __init__(self, intake: Intake, replicas: ReplicaSet, relay: KvRelay) -> None:
+        self._intake, self._replicas, self._relay = intake, replicas, relay
         self._started = time.monotonic()
         self._last_request = 0.0
         self._archive = TokenizerArchive()
@@ -81,29 +89,10 @@ class VllmEngineService(VllmEngineServicer):
         raise AssertionError("unreachable")
 
     async def GetLoads(self, request: vllm.GetLoadsRequest, context: Context) -> vllm.GetLoadsResponse:
-        """Returns the sum of all replicas; blocks that can be taken at once count as unused."""
         async with grpc_errors(context):
-            loads = [replica.session.load for replica in self._replicas.replicas if replica.session is not None]
-            block_size = self._intake.model.block_size
-            num_blocks = sum(load.num_blocks for load in loads)
-            num_used = num_blocks - sum(load.num_free_blocks for load in loads)
-            num_running = sum(load.num_running for load in loads)
-            num_waiting = sum(load.num_waiting for load in loads)
-            total = vllm.SchedulerLoad(
-                num_running_reqs=num_running,
-                num_waiting_reqs=num_waiting,
-                num_total_reqs=num_running + num_waiting,
-                num_used_tokens=num_used * block_size,
-                max_total_num_tokens=num_blocks * block_size,
-                token_usage=num_used / num_blocks if num_blocks else 0.0,
-                num_waiting_uncached_tokens=sum(load.num_queued_tokens for load in loads),
-            )
-            return vllm.GetLoadsResponse(
-                timestamp=datetime.datetime.now(datetime.UTC).isoformat(),
-                version=version("octavo"),
-                dp_rank_count=1,
-                loads=[total],
-            )
+            load = vllm.SchedulerLoad(**load_fields(self._intake, self._replicas))
+            rank = request.dp_rank if request.HasField("dp_rank") else None
+            return vllm.GetLoadsResponse(**loads_fields(load, rank))
         raise AssertionError("unreachable")
 
     async def GetTokenizer(self, request: common.GetTokenizerRequest, context: Context) -> None:
@@ -124,8 +113,20 @@ class VllmEngineService(VllmEngineServicer):
     async def StopProfile(self, request: common.StopProfileRequest, context: Context) -> NoReturn:
         await _unimplemented(context, "StopProfile", "profile a worker's process instead")
 
-    async def SubscribeKvEvents(self, request: common.SubscribeKvEventsRequest, context: Context) -> NoReturn:
-        await _unimplemented(context, "SubscribeKvEvents", "this router routes by prefixes itself (routing_policy)")
+    async def SubscribeKvEvents(self, request: common.SubscribeKvEventsRequest, context: Context) -> None:
+        if not self._relay.is_there:
+            why = "the schedulers publish nothing; set kv_events_endpoint, and kv_events_replay_endpoint"
+            await _unimplemented(context, "SubscribeKvEvents", why)
+        async with grpc_errors(context):
+            if not caller().is_admin:
+                raise Forbidden(
+                    "KV events hold the token ids of all prompts: this API key may not read them; use one with "
+                    "`admin: true`"
+                )
+            async with contextlib.aclosing(self._relay.batches(request.start_sequence_number)) as batches:
+                async for batch in batches:
+                    with bounded_write():
+                        await context.write(event_batch(batch))
 
 
 async def _unimplemented(context: Any, call: str, instead: str) -> NoReturn:

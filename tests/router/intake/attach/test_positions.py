@@ -1,5 +1,7 @@
 """What a client lacks, by what it says to hold: whole chunks, no more than were sent, no less than is kept."""
 
+from dataclasses import replace
+
 import pytest
 
 from protos import inference_pb2 as pb
@@ -118,3 +120,15 @@ def test_a_resumed_stream_begins_behind_what_its_client_brought() -> None:
         kept.lacking(_held(), EVENTS)
     lacking = kept.lacking(_held(pb.AttachChoice(index=0, num_tokens=5, text_bytes=8, finished=True)), EVENTS)
     assert [event.chunk for event in lacking[1:-1]] == [chunk for chunk in CHUNKS if chunk.index == 1]
+
+
+def test_prompt_logprobs_that_a_resume_brought_are_held_and_not_sent_again() -> None:
+    brought = pb.Resume(prompt_logprobs_delivered=True)
+    request = replace(_request(brought), prompt_token_ids=[1] * 7)
+    kept, events = Kept(request), [EVENTS[0], *EVENTS[3:]]
+    kept.take(events[:1])
+    assert kept.lacking(_held(), events) == events
+    with pytest.raises(NotKept, match="prompt_logprobs_end=4"):
+        kept.lacking(_held(logprobs_end=4), events)
+    with pytest.raises(InvalidRequest, match="prompt_logprobs_end=8"):
+        kept.lacking(_held(logprobs_end=8), events)

@@ -125,3 +125,23 @@ async def test_closing_gives_everything_back_and_ends_its_reader() -> None:
     with pytest.raises(Superseded):
         await waiting
     assert (transcript.num_bytes, list(transcript.items())) == (0, [])
+
+
+async def test_items_are_kept_packed_and_read_as_they_were() -> None:
+    source, dropped = _Source(), list[str]()
+    sizes: list[bytes] = []
+
+    def size_of(packed: bytes) -> int:
+        sizes.append(packed)
+        return len(packed)
+
+    transcript = Transcript[str](
+        source.take, size_of, 6, dropped.append, pack=str.encode, unpack=lambda packed: packed.decode()
+    )
+    for item in ("öö", "b", "ccc", ""):
+        source.put(*([item] if item else []))
+    assert await _all(transcript, 0) == ["öö", "b", "ccc"]
+    assert all(isinstance(each, bytes) for each in sizes)
+    assert dropped == ["öö"]
+    assert list(transcript.items()) == ["b", "ccc"]
+    assert transcript.num_bytes == 4

@@ -1,0 +1,1 @@
+"""octavo-client alone, and the programs of docs/clients, against a cluster whose processes are killed."""

@@ -1,0 +1,1 @@
+"""Streams that outlive their connections, over gRPC and as server-sent events."""
