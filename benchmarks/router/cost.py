@@ -273,8 +273,11 @@ def _median(costs: Sequence[Cost]) -> Cost:
     return replace(costs[0], **medians)
 
 
-def _print(cost: Cost, *, as_json: bool) -> None:
+def _print(cost: Cost, *, as_json: bool, round_number: int | None = None) -> None:
+    """round_number: None for medians."""
     row = {name: value if isinstance(value, str | int) else round(value, 3) for name, value in asdict(cost).items()}
+    if round_number is not None:
+        row = {"round": round_number, **row}
     print(json.dumps(row) if as_json else "  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
 
 
@@ -304,7 +307,7 @@ def main() -> None:
         # The floor reads only one Session.
         setups = [("floor", 1)] if arguments.floor else []
         setups += [("router", -(-streams // size)) for size in arguments.streams_a_scheduler]
-        costs = _measure(setups, streams, rate, arguments.rounds, arguments.seconds, (core, others))
+        costs = _measure(setups, streams, rate, arguments, (core, others))
         for each in costs:
             _print(_median(each), as_json=arguments.json)
         first, *rest = costs[-len(arguments.streams_a_scheduler) :]
@@ -313,17 +316,19 @@ def main() -> None:
 
 
 def _measure(
-    setups: Sequence[tuple[str, int]], streams: int, rate: float, rounds: int, seconds: float, cores: _Cores
+    setups: Sequence[tuple[str, int]], streams: int, rate: float, arguments: argparse.Namespace, cores: _Cores
 ) -> list[list[Cost]]:
     """Returns the rounds of each setup: a server and its number of schedulers. A single setup starts once; several take
     turns, each with new processes."""
     costs: list[list[Cost]] = [[] for _ in setups]
     core, others = cores
-    in_a_row = rounds if len(setups) == 1 else 1
-    for _ in range(rounds // in_a_row):
+    in_a_row = arguments.rounds if len(setups) == 1 else 1
+    for number in range(arguments.rounds // in_a_row):
         for (server, num_schedulers), found in zip(setups, costs, strict=True):
             with Bench(server, num_schedulers, core, others) as bench:
-                found += [bench.measure(streams, rate, seconds) for _ in range(in_a_row)]
+                found += [bench.measure(streams, rate, arguments.seconds) for _ in range(in_a_row)]
+            if len(setups) > 1:
+                _print(found[-1], as_json=arguments.json, round_number=number + 1)
     return costs
 
 
