@@ -339,7 +339,9 @@ def _compare(first: Sequence[Cost], other: Sequence[Cost], *, as_json: bool) -> 
         "streams": first[0].streams,
         "steps_per_s": first[0].steps_per_s,
         "schedulers": [first[0].schedulers, other[0].schedulers],
-        "tokens_per_s": [[round(one.tokens_per_s), round(ten.tokens_per_s)] for one, ten in zip(first, other, strict=True)],
+        "tokens_per_s": [
+            [round(one.tokens_per_s), round(ten.tokens_per_s)] for one, ten in zip(first, other, strict=True)
+        ],
         "share": round(statistics.median(shares), 3),
         "shares": [round(each, 3) for each in shares],
     }

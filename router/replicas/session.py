@@ -295,9 +295,9 @@ class Session:
     def _receive_outputs(self, outputs: StepOutputs) -> Iterator[None]:
         """Passes outputs on; yields where it may be interrupted.
 
-        A message may hold several steps; a sink gets a sequence's tokens of all of them, and its end, in one call, which
-        costs about the same for one token and for five. Owners may leave meanwhile: they get nothing more then. Raises
-        SessionError before it has passed anything on.
+        A message may hold several steps; a sink gets a sequence's tokens of all of them, and its end, in one call,
+        which costs about the same for one token and for five. Owners may leave meanwhile: they get nothing more then.
+        Raises SessionError before it has passed anything on.
         """
         _check_columns(outputs)
         arrived = yield from self._arrived(outputs)

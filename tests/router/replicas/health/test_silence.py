@@ -20,8 +20,11 @@ async def test_the_time_that_a_message_takes_is_no_silence() -> None:
 
 
 async def test_silence_counts_again_after_a_message() -> None:
-    with pytest.raises(TimeoutError):
+    async def read_one() -> None:
         async with Silence(_LIMIT_S) as silence:
             with silence.suspended():
                 pass
             await asyncio.Event().wait()
+
+    with pytest.raises(TimeoutError):
+        await read_one()
