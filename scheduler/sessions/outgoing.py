@@ -19,7 +19,7 @@ class Parcel:
     """A SchedulerMessage, serialized in two parts.
 
     body: all but the load. load: a message of the load alone; empty if there is none. has_welcome: the body has a
-    Welcome, which nothing that was sent before may follow.
+    Welcome, and no earlier parcel is joined in front of it.
     """
 
     body: bytes
