@@ -377,27 +377,3 @@ async def test_a_router_with_too_much_waiting_for_it_is_cut_off(tmp_path: Path):
         assert "does not read" in details
         load = await watcher.wait_idle()
         assert load.num_free_blocks == load.num_blocks
-
-
-async def test_a_router_that_lags_gets_the_steps_that_wait_in_one_message(tmp_path: Path):
-    """Each step used to be a message of its own, so a router that lagged fell ever further behind."""
-    options, model, num_tokens = make_options(tmp_path), HashModel(), 400
-    async with (
-        running_scheduler(options) as server,
-        running_worker(options, model=model),
-        RouterEnd(server.address) as watcher,
-        RouterEnd(server.address) as router,
-    ):
-        group = await router.submit(PROMPT, max_tokens=num_tokens, choices=range(4), seed=3, ignore_eos=True)
-        router.reading.clear()
-        await watcher.wait_for(lambda: watcher.loads and watcher.loads[-1].last_step >= num_tokens)
-        await watcher.wait_idle()
-        router.reading.set()
-        for choice in range(4):
-            await router.finish(group, choice)
-            assert router.tokens[group, choice] == model.generate(
-                PROMPT, num_tokens, seed=3, choice=choice, ignore_eos=True
-            )
-        assert (await router.wait_idle()).last_step >= num_tokens
-        # Some 80 messages of one step fit into the 8 KB that may be under way.
-        assert router.num_messages < num_tokens // 2
