@@ -28,5 +28,5 @@ async def test_a_router_that_lags_gets_the_steps_that_wait_in_one_message(tmp_pa
                 PROMPT, num_tokens, seed=3, choice=choice, ignore_eos=True
             )
         assert (await router.wait_idle()).last_step >= num_tokens
-        # Some 80 messages of one step fit into the 8 KB that may be under way.
-        assert router.num_messages < num_tokens // 2
+        # Up to 200 messages of one step fit into the 8 KB that may be under way; the other steps are together.
+        assert router.most_entries >= 4 * 50

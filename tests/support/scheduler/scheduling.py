@@ -105,7 +105,8 @@ class RouterEnd:
         # Cleared: reads nothing.
         self.reading = asyncio.Event()
         self.reading.set()
-        self.num_messages = 0
+        # Tokens of sequences in one message, at most.
+        self.most_entries = 0
         self._changed = asyncio.Condition()
         self._groups = 0
         self._logprob_groups: set[int] = set()
@@ -237,7 +238,7 @@ class RouterEnd:
     async def _read(self) -> None:
         try:
             while (message := await self._call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
-                self.num_messages += 1
+                self.most_entries = max(self.most_entries, len(message.outputs.groups))
                 self._take(message)
                 await self._notify()
                 await self.reading.wait()
