@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import ExitStack
 
@@ -21,6 +20,7 @@ from runtime.telemetry.tracing import Tracing
 from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
 from scheduler import admin
 from scheduler.sessions import commands
+from scheduler.sessions.outgoing import SESSION_BUFFER_BYTES, Outgoing, Parcel
 from scheduler.sessions.rate_counts import RateCounts
 from scheduler.sessions.submissions import Intake, ProtocolError
 from scheduler.sockets import AddressClaims, AddressError, is_private, path_of, why_not_listening
@@ -30,8 +30,6 @@ log = logging.getLogger("octavo.scheduler")
 
 SERVICE = scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"].full_name
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
-# Routers always read their Session. A router that lets this much pile up is cut off.
-SESSION_BUFFER_BYTES = 16 * 2**20
 # Characters of a router's address; longer ones are cut, and reach nobody.
 _LONGEST_ADDRESS = 512
 # Time for a Session's first message.
@@ -40,43 +38,6 @@ _OPEN_S = 10.0
 _LAST_WORDS_S = 1.0
 # Time for the step loop's thread to end. A step of it takes milliseconds, unless it hangs on a disk or in a library.
 _STEP_LOOP_END_S = 10.0
-
-
-class _Outgoing:
-    """Messages that wait for one router's call to send them. For the event loop's thread."""
-
-    def __init__(self, bound: int) -> None:
-        self._messages: deque[bytes] = deque()
-        self._size, self._bound = 0, bound
-        self._changed = asyncio.Event()
-        self.is_overfull = False
-        self.is_closed = False
-
-    def put(self, messages: list[bytes]) -> None:
-        if self.is_overfull:
-            return
-        self._messages += messages
-        self._size += sum(map(len, messages))
-        if self._size > self._bound:
-            self.is_overfull = True
-            self._messages.clear()
-        self._changed.set()
-
-    def close(self) -> None:
-        """Takes no more messages; those that wait still go out."""
-        self.is_closed = True
-        self._changed.set()
-
-    async def get(self) -> bytes | None:
-        """Returns the next message; None at the end."""
-        while not self._messages:
-            if self.is_closed or self.is_overfull:
-                return None
-            self._changed.clear()
-            await self._changed.wait()
-        message = self._messages.popleft()
-        self._size -= len(message)
-        return message
 
 
 class SchedulerServer:
@@ -94,7 +55,7 @@ class SchedulerServer:
         self._tracing = Tracing.open(endpoint, f"scheduler-{replica}") if endpoint else None
         self.step_loop = StepLoop(options, replica, self._mailbox, self, self._tracing)
         self._model: inference_pb2.ModelInfo | None = None
-        self._outgoing: dict[int, _Outgoing] = {}
+        self._outgoing: dict[int, Outgoing] = {}
         # Where the routers of open Sessions answer each other.
         self._peer_addresses: dict[int, str] = {}
         self._session_numbers = itertools.count(1)
@@ -149,7 +110,7 @@ class SchedulerServer:
 
     # --- Front: called on the step loop's thread
 
-    def deliver(self, batch: list[tuple[int, list[bytes]]]) -> None:
+    def deliver(self, batch: list[tuple[int, list[Parcel]]]) -> None:
         self._loop.call_soon_threadsafe(self._deliver, batch)
 
     def workers_changed(self, model: inference_pb2.ModelInfo | None) -> None:
@@ -160,11 +121,11 @@ class SchedulerServer:
 
     # --- On the event loop
 
-    def _deliver(self, batch: list[tuple[int, list[bytes]]]) -> None:
-        for session, messages in batch:
+    def _deliver(self, batch: list[tuple[int, list[Parcel]]]) -> None:
+        for session, parcels in batch:
             outgoing = self._outgoing.get(session)
             if outgoing is not None:
-                outgoing.put(messages)
+                outgoing.put(parcels)
 
     def _note_workers(self, model: inference_pb2.ModelInfo | None) -> None:
         if model is not None:
@@ -257,7 +218,7 @@ class SchedulerServer:
                 f"scheduler: install the same Octavo",
             )
         session, router = next(self._session_numbers), first.open.router_id[:128]
-        outgoing = self._outgoing[session] = _Outgoing(self._session_buffer_bytes)
+        outgoing = self._outgoing[session] = Outgoing(self._session_buffer_bytes)
         if first.open.peer_address:
             self._peer_addresses[session] = first.open.peer_address[:_LONGEST_ADDRESS]
         self._mailbox.put(commands.OpenSession(session=session, watch_cache=first.open.watch_cache))
@@ -331,12 +292,12 @@ class SchedulerServer:
                     self._mailbox.put(command)
 
 
-async def _write(outgoing: _Outgoing, context: grpc.aio.ServicerContext) -> None:
+async def _write(outgoing: Outgoing, context: grpc.aio.ServicerContext) -> None:
     while (message := await outgoing.get()) is not None:
         await context.write(message)
 
 
-async def _end(context: grpc.aio.ServicerContext, outgoing: _Outgoing, error: object) -> None:
+async def _end(context: grpc.aio.ServicerContext, outgoing: Outgoing, error: object) -> None:
     if isinstance(error, ProtocolError):
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     if outgoing.is_overfull:

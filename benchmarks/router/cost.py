@@ -2,7 +2,7 @@
 
     python -m benchmarks.router.cost --json                     a line for each load
     python -m benchmarks.router.cost --loads 1000x60 --rounds 1 some of them: streams x steps a second
-    python -m benchmarks.router.cost --loads 10000x6 --streams-a-scheduler 10000     all streams on one scheduler
+    python -m benchmarks.router.cost --loads 10000x6 --streams-a-scheduler 10000,1000   one scheduler against ten
     python -m benchmarks.router.cost --floor                    also a bare grpc.aio server in the router's place
 
 The router is a real one (`python -m router`), pinned to one core. The other cores run its schedulers, one for each
@@ -49,12 +49,16 @@ _PROMPT_TOKENS = 16
 _WARM_S, _WARM_S_A_STREAM = 1.0, 0.001
 _READY_S, _SILENCE_S = 30.0, 60.0
 
+# The router's core, and the others.
+_Cores = tuple[int, Sequence[int]]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
     """The figures of one load, or medians of several. Latencies in milliseconds; tokens a second."""
 
     server: str
+    schedulers: int
     streams: int
     steps_per_s: float
     offered: float
@@ -171,6 +175,7 @@ class Bench:
         seconds = ended - began
         return Cost(
             server=self._server,
+            schedulers=self._num_schedulers,
             streams=num_streams,
             steps_per_s=rate,
             offered=num_streams * rate,
@@ -268,8 +273,11 @@ def _median(costs: Sequence[Cost]) -> Cost:
     return replace(costs[0], **medians)
 
 
-def _print(cost: Cost, *, as_json: bool) -> None:
+def _print(cost: Cost, *, as_json: bool, round_number: int | None = None) -> None:
+    """round_number: None for medians."""
     row = {name: value if isinstance(value, str | int) else round(value, 3) for name, value in asdict(cost).items()}
+    if round_number is not None:
+        row = {"round": round_number, **row}
     print(json.dumps(row) if as_json else "  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
 
 
@@ -278,13 +286,17 @@ def _load(text: str) -> tuple[int, float]:
     return int(streams), float(rate)
 
 
+def _numbers(text: str) -> list[int]:
+    return [int(each) for each in text.split(",")]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loads", type=lambda text: [_load(each) for each in text.split(",")], default=LOADS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--floor", action="store_true")
-    parser.add_argument("--streams-a-scheduler", type=int, default=_STREAMS_A_SCHEDULER)
+    parser.add_argument("--streams-a-scheduler", type=_numbers, default=[_STREAMS_A_SCHEDULER])
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     core, *others = sorted(os.sched_getaffinity(0))
@@ -292,12 +304,48 @@ def main() -> None:
         raise SystemExit("this needs two cores: one for the router, one for its schedulers and clients")
     os.sched_setaffinity(0, others)
     for streams, rate in arguments.loads:
-        for server in ("floor", "router") if arguments.floor else ("router",):
-            # The floor reads only one Session.
-            num_schedulers = -(-streams // arguments.streams_a_scheduler) if server == "router" else 1
+        # The floor reads only one Session.
+        setups = [("floor", 1)] if arguments.floor else []
+        setups += [("router", -(-streams // size)) for size in arguments.streams_a_scheduler]
+        costs = _measure(setups, streams, rate, arguments, (core, others))
+        for each in costs:
+            _print(_median(each), as_json=arguments.json)
+        first, *rest = costs[-len(arguments.streams_a_scheduler) :]
+        for other in rest:
+            _compare(first, other, as_json=arguments.json)
+
+
+def _measure(
+    setups: Sequence[tuple[str, int]], streams: int, rate: float, arguments: argparse.Namespace, cores: _Cores
+) -> list[list[Cost]]:
+    """Returns the rounds of each setup: a server and its number of schedulers. A single setup starts once; several take
+    turns, each with new processes."""
+    costs: list[list[Cost]] = [[] for _ in setups]
+    core, others = cores
+    in_a_row = arguments.rounds if len(setups) == 1 else 1
+    for number in range(arguments.rounds // in_a_row):
+        for (server, num_schedulers), found in zip(setups, costs, strict=True):
             with Bench(server, num_schedulers, core, others) as bench:
-                costs = [bench.measure(streams, rate, arguments.seconds) for _ in range(arguments.rounds)]
-            _print(_median(costs), as_json=arguments.json)
+                found += [bench.measure(streams, rate, arguments.seconds) for _ in range(in_a_row)]
+            if len(setups) > 1:
+                _print(found[-1], as_json=arguments.json, round_number=number + 1)
+    return costs
+
+
+def _compare(first: Sequence[Cost], other: Sequence[Cost], *, as_json: bool) -> None:
+    """Prints how many tokens the first setup passes on, as a share of the other's in the same round."""
+    shares = [one.tokens_per_s / ten.tokens_per_s for one, ten in zip(first, other, strict=True)]
+    row = {
+        "streams": first[0].streams,
+        "steps_per_s": first[0].steps_per_s,
+        "schedulers": [first[0].schedulers, other[0].schedulers],
+        "tokens_per_s": [
+            [round(one.tokens_per_s), round(ten.tokens_per_s)] for one, ten in zip(first, other, strict=True)
+        ],
+        "share": round(statistics.median(shares), 3),
+        "shares": [round(each, 3) for each in shares],
+    }
+    print(json.dumps(row) if as_json else "  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     python -m benchmarks.router.fake_scheduler ADDRESS [ADDRESS...]
 
 They speak the real Session. A line on stdin, {"streams": N, "rate": R}, makes them wait until they have N sequences
-together, and then each make R steps a second until all sequences have been cancelled; the answer is an empty line. Like
-a real scheduler, each sends all outputs of a step in one message, and those of several steps in one if the router lags.
-Sessions that call themselves MIRROR get the same messages.
+together, and then each make R steps a second until all sequences have been cancelled; the answer is an empty line. Each
+packs the outputs of a step, and joins the steps that wait for a router that lags, with the code of a real scheduler.
+All Sessions get the same messages; the one that calls itself MIRROR submits nothing.
 """
 
 import asyncio
@@ -17,13 +17,16 @@ from collections.abc import AsyncIterator, Sequence
 
 import grpc
 import grpc.aio
+import numpy as np
 
 from configs.features import ITEMS
 from protos import inference_pb2 as pb
 from protos import scheduler_pb2 as wire
 from runtime.media.recipes.qwen2_vl import PixelBounds, Qwen2VLRecipe
 from runtime.media.recipes.registry import recipe_to_json
-from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
+from runtime.wire import PROTOCOL_VERSION
+from scheduler.sessions.outgoing import SESSION_BUFFER_BYTES, Outgoing
+from scheduler.sessions.sessions import Outbox, OutputColumns
 
 MAX_TOKENS = 900_000
 SERVICE, METHOD, MIRROR = "octavo.v1.Scheduler", "Session", "mirror"
@@ -38,39 +41,25 @@ _RECIPE = Qwen2VLRecipe(
     image_token=IMAGE_TOKEN, video_token=VIDEO_TOKEN, patch_size=14, temporal_patch_size=2, merge_size=2,
     image=_BOUNDS, video=_BOUNDS, tokens_per_second=2.0,
 )  # fmt: skip
-# Upper bound of the bytes that one entry of the columns takes.
-_ENTRY_BYTES = 24
 _LOAD_INTERVAL_S = 0.5
-
-
-class _Session:
-    """The Session of one router, and how many steps it has been sent."""
-
-    def __init__(self, *, is_mirror: bool) -> None:
-        self.is_mirror = is_mirror
-        self.num_sent = 0
-        self.last_group = 0
-        # Requests with items, which it refuses once they have come.
-        self.rejected: list[wire.Rejected] = []
-        self.wake = asyncio.Event()
 
 
 class _Scheduler:
     def __init__(self, replica_id: str, changed: asyncio.Condition) -> None:
         """changed: notified whenever num_running may have changed."""
         self._replica_id, self._changed = replica_id, changed
-        self._sessions: set[_Session] = set()
+        # One for each Session.
+        self._outgoing: set[Outgoing] = set()
         # Running groups; a dict, for its order.
         self._groups: dict[int, None] = {}
+        self._last_group = 0
         self._num_made = 0
         chosen = random.Random(0)
-        self._tokens = [chosen.randrange(_FIRST_ORDINARY, VOCAB_SIZE) for _ in range(30_011)]
+        self._tokens = np.array([chosen.randrange(_FIRST_ORDINARY, VOCAB_SIZE) for _ in range(30_011)], np.int32)
 
     async def serve(self, requests: AsyncIterator[wire.RouterMessage], context: grpc.aio.ServicerContext):
-        opening = await anext(aiter(requests))
-        session = _Session(is_mirror=opening.open.router_id == MIRROR)
-        reader = asyncio.create_task(self._read(session, requests))
-        self._sessions.add(session)
+        await anext(aiter(requests))
+        outgoing = Outgoing(SESSION_BUFFER_BYTES)
         model = pb.ModelInfo(
             name=MODEL_NAME,
             fingerprint="one",
@@ -84,24 +73,17 @@ class _Scheduler:
         welcome = wire.Welcome(
             protocol_version=PROTOCOL_VERSION, replica_id=self._replica_id, epoch=1, model=model, features=[ITEMS]
         )
+        outgoing.put(Outbox().take(self._load, welcome))
+        tasks = [asyncio.create_task(self._read(outgoing, requests)), asyncio.create_task(self._repeat_load(outgoing))]
+        self._outgoing.add(outgoing)
         try:
-            yield wire.SchedulerMessage(welcome=welcome, load=self._load(session))
-            while True:
-                try:
-                    async with asyncio.timeout(_LOAD_INTERVAL_S):
-                        await session.wake.wait()
-                except TimeoutError:
-                    yield wire.SchedulerMessage(load=self._load(session))
-                    continue
-                session.wake.clear()
-                if session.rejected:
-                    yield wire.SchedulerMessage(rejected=session.rejected, load=self._load(session))
-                    session.rejected = []
-                while self._groups and session.num_sent < self._num_made:
-                    yield wire.SchedulerMessage(outputs=self._outputs(session), load=self._load(session))
+            while (message := await outgoing.get()) is not None:
+                yield message
+            print(f"a router has left more than {SESSION_BUFFER_BYTES} bytes unread: cut off", file=sys.stderr)
         finally:
-            self._sessions.discard(session)
-            reader.cancel()
+            self._outgoing.discard(outgoing)
+            for task in tasks:
+                task.cancel()
 
     @property
     def num_running(self) -> int:
@@ -109,48 +91,53 @@ class _Scheduler:
 
     def begin(self) -> None:
         """Restarts the count of steps at 0."""
-        for session in self._sessions:
-            session.num_sent = 0
         self._num_made = 0
 
     def step(self) -> None:
+        """Makes a token for each sequence."""
+        step, size = self._num_made, len(self._groups)
         self._num_made += 1
-        for session in self._sessions:
-            session.wake.set()
+        if not size:
+            return
+        start = step % (len(self._tokens) - size)
+        outbox = Outbox()
+        outbox.add_columns(
+            OutputColumns(
+                groups=np.fromiter(self._groups, np.int64, size),
+                choices=np.zeros(size, np.int32),
+                first_tokens=np.full(size, step, np.int32),
+                num_tokens=None,
+                token_ids=self._tokens[start : start + size],
+            )
+        )
+        parcels = outbox.take(self._load)
+        for outgoing in self._outgoing:
+            outgoing.put(parcels)
 
-    async def _read(self, session: _Session, requests: AsyncIterator[wire.RouterMessage]) -> None:
+    async def _read(self, outgoing: Outgoing, requests: AsyncIterator[wire.RouterMessage]) -> None:
         async for message in requests:
-            if message.HasField("submit") and message.submit.items:
-                session.last_group = message.submit.group
-                reason = wire.REJECT_REASON_INVALID
-                session.rejected.append(wire.Rejected(group=message.submit.group, reason=reason, message="no model"))
-                session.wake.set()
-            elif message.HasField("submit"):
-                session.last_group = message.submit.group
-                self._groups[message.submit.group] = None
+            if message.HasField("submit"):
+                self._last_group = message.submit.group
+                if message.submit.items:
+                    # Only what routers do with items is measured.
+                    outbox = Outbox()
+                    outbox.add_rejected(message.submit.group, wire.REJECT_REASON_INVALID, "no model")
+                    outgoing.put(outbox.take(self._load))
+                else:
+                    self._groups[message.submit.group] = None
             elif message.HasField("cancel"):
                 self._groups.pop(message.cancel.group, None)
             async with self._changed:
                 self._changed.notify_all()
 
-    def _load(self, session: _Session) -> wire.Load:
-        return wire.Load(num_running=len(self._groups), workers_ready=True, last_group=session.last_group)
+    async def _repeat_load(self, outgoing: Outgoing) -> None:
+        while True:
+            await asyncio.sleep(_LOAD_INTERVAL_S)
+            outgoing.put(Outbox().take(self._load))
 
-    def _outputs(self, session: _Session) -> wire.StepOutputs:
-        """The outputs of steps that were not sent yet, as many as a message holds."""
-        groups, outputs = list(self._groups), wire.StepOutputs()
-        most = max(SESSION_MESSAGE_BYTES // (_ENTRY_BYTES * len(groups)), 1)
-        first = session.num_sent
-        end = min(self._num_made, first + most)
-        for step in range(first, end):
-            outputs.groups.extend(groups)
-            outputs.choices.extend([0] * len(groups))
-            outputs.first_tokens.extend([step] * len(groups))
-            outputs.num_tokens.extend([1] * len(groups))
-            start = step % (len(self._tokens) - len(groups))
-            outputs.token_ids.extend(self._tokens[start : start + len(groups)])
-        session.num_sent = end
-        return outputs
+    @property
+    def _load(self) -> wire.Load:
+        return wire.Load(num_running=len(self._groups), workers_ready=True, last_group=self._last_group)
 
 
 async def _run(schedulers: Sequence[_Scheduler], changed: asyncio.Condition, num_streams: int, rate: float) -> None:
@@ -170,9 +157,9 @@ async def _run(schedulers: Sequence[_Scheduler], changed: asyncio.Condition, num
 async def _start(address: str, scheduler: _Scheduler) -> grpc.aio.Server:
     server = grpc.aio.server(options=[("grpc.max_send_message_length", -1), ("grpc.so_reuseport", 0)])
     handler = grpc.stream_stream_rpc_method_handler(
+        # No serializer: messages come serialized, as in a real scheduler.
         scheduler.serve,
         request_deserializer=wire.RouterMessage.FromString,
-        response_serializer=wire.SchedulerMessage.SerializeToString,
     )
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
     server.add_insecure_port(address)

@@ -252,9 +252,9 @@ class _Replica:
             shape, result = self.rows.apply(plan)
             self.busy_until = max(now, self.busy_until) + self.step_time.seconds(shape)
             self.cluster.at(self.busy_until, partial(self._finish_step, result))
-        for _, messages in self.requests.take_messages(steps=StepTotals(), workers_ready=True, repeat_load=False):
-            for text in messages:
-                self.cluster.at(now + _HOP_S, partial(self._hear, text))
+        for _, parcels in self.requests.take_messages(steps=StepTotals(), workers_ready=True, repeat_load=False):
+            for parcel in parcels:
+                self.cluster.at(now + _HOP_S, partial(self._hear, parcel.message))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

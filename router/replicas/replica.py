@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -20,6 +20,7 @@ from protos.scheduler_pb2 import (
     PAUSE_MODE_NONE,
     PAUSE_MODE_UNSPECIFIED,
     PAUSE_MODE_WAIT,
+    CacheEvent,
     Open,
     RouterMessage,
     SchedulerMessage,
@@ -32,6 +33,7 @@ from router.replicas.health.pace import Pace, State
 from router.replicas.health.silence import Silence
 from router.replicas.policies.prefix_index import PrefixIndex
 from router.replicas.session import Session, SessionError, check_welcome
+from router.replicas.slices import finish_in_slices
 from router.request import RoutingHints, fingerprint_of
 from router.telemetry.metrics import RouterMetrics
 from runtime.wire import PROTOCOL_VERSION
@@ -41,6 +43,8 @@ log = logging.getLogger("octavo.router.replicas")
 # Delay between attempts to open a Session; back to the first after a Session that lasted _HELD_S.
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 2.0
 _HELD_S = 1.0
+# Cache events that are applied in one go, in 0.2 ms.
+_EVENTS_AT_ONCE = 256
 # Why there is no Session, if nothing has come since it was opened. Routers are welcomed once the workers are ready,
 # which takes minutes for large models.
 _NO_WELCOME = "connected, not welcomed yet: its workers are not ready, or it hangs"
@@ -274,12 +278,8 @@ class Replica:
             async with Silence(self._options.silence_timeout) as silence:
                 while message is not EOF:
                     was = self.usable, self.ready
-                    session.receive(message)
-                    if message.HasField("welcome"):
-                        self._note_abilities(message.welcome)
-                    if self._prefix_index is not None:
-                        self._prefix_index.resize(self.number, session.welcome.model.num_blocks)
-                        self._prefix_index.apply(self.number, message.cache_events)
+                    with silence.suspended():
+                        await self._take_in(session, message)
                     self._observe(session, message, silence.awake_now)
                     if (self.usable, self.ready) != was:
                         self._note_change()
@@ -300,6 +300,20 @@ class Replica:
             finally:
                 self._close(session, cause or self._connection.ended_here)
         return True, cause
+
+    async def _take_in(self, session: Session, message: SchedulerMessage) -> None:
+        """Takes in a message, which may hold many steps, and lets the event loop run in between."""
+        await session.receive_in_slices(message)
+        if message.HasField("welcome"):
+            self._note_abilities(message.welcome)
+        if self._prefix_index is not None:
+            self._prefix_index.resize(self.number, session.welcome.model.num_blocks)
+            await finish_in_slices(self._apply_events(self._prefix_index, message.cache_events))
+
+    def _apply_events(self, index: PrefixIndex, events: Sequence[CacheEvent]) -> Iterator[None]:
+        for start in range(0, len(events), _EVENTS_AT_ONCE):
+            index.apply(self.number, events[start : start + _EVENTS_AT_ONCE])
+            yield
 
     def _open(self, session: Session) -> None:
         self.session, self._progress = session, Progress(self._options.stall_timeout)

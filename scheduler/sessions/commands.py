@@ -9,13 +9,14 @@ from typing import Protocol
 from protos import inference_pb2, scheduler_pb2
 from scheduler.core.messages import GroupRequest, Timeline
 from scheduler.sessions.observation import Observation
+from scheduler.sessions.outgoing import Parcel
 
 
 class StepLoopListener(Protocol):
     """Called on the step loop's thread; must not block."""
 
-    def deliver(self, batch: list[tuple[int, list[bytes]]]) -> None:
-        """Delivers serialized SchedulerMessages, by Session."""
+    def deliver(self, batch: list[tuple[int, list[Parcel]]]) -> None:
+        """Delivers messages to routers, by Session."""
         ...
 
     def workers_changed(self, model: inference_pb2.ModelInfo | None) -> None:

@@ -24,6 +24,7 @@ from scheduler.ranks.step_wire import StepTotals
 from scheduler.sessions import commands
 from scheduler.sessions.cache_watchers import CacheWatchers
 from scheduler.sessions.items import ItemMemory, ItemStore
+from scheduler.sessions.outgoing import Parcel
 from scheduler.sessions.sessions import LiveGroup, OutputColumns, Sessions, split_numbers, why_not_admitted
 
 _REJECT_REASONS = {
@@ -303,8 +304,8 @@ class Requests:
 
     def take_messages(
         self, *, steps: StepTotals, workers_ready: bool, repeat_load: bool
-    ) -> list[tuple[int, list[bytes]]]:
-        """Returns serialized SchedulerMessages by Session.
+    ) -> list[tuple[int, list[Parcel]]]:
+        """Returns the messages to routers by Session.
 
         steps: those that have returned. repeat_load: sends the load even to routers for which there is nothing else.
         """
@@ -319,13 +320,13 @@ class Requests:
         load.step_seconds = steps.seconds
         load.step_tokens = steps.num_tokens
         load.step_context_tokens = steps.num_context_tokens
-        batch: list[tuple[int, list[bytes]]] = []
+        batch: list[tuple[int, list[Parcel]]] = []
         for session in self._sessions:
             if session.is_welcomed and session.outbox.is_empty and not (has_news or repeat_load):
                 continue
             load.last_group = session.last_group
-            messages = session.outbox.take(load, None if session.is_welcomed else self._welcome)
-            batch.append((session.number, messages))
+            parcels = session.outbox.take(load, None if session.is_welcomed else self._welcome)
+            batch.append((session.number, parcels))
             session.is_welcomed = True
         return batch
 

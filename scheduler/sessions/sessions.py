@@ -12,6 +12,7 @@ from protos import inference_pb2, scheduler_pb2
 from runtime.wire import SESSION_MESSAGE_BYTES
 from scheduler.core.messages import BlockRemoved, BlockStored, CacheCleared, CacheEvent, FinishReason, SequenceKey
 from scheduler.sessions.commands import SubmitGroup
+from scheduler.sessions.outgoing import Parcel
 
 _ROUTER_BITS = 38
 # The highest group number of a router and the highest Session number of a scheduler: combined they stay below 2**62.
@@ -190,9 +191,11 @@ class Outbox:
         """True if nothing was added since `take`."""
         return not self._size and not self._full
 
-    def take(self, load: scheduler_pb2.Load | None = None, welcome: scheduler_pb2.Welcome | None = None) -> list[bytes]:
-        """Returns serialized SchedulerMessages with all that was added; the first carries `welcome` and `load`. Empty
-        if there is nothing to send."""
+    def take(
+        self, load: scheduler_pb2.Load | None = None, welcome: scheduler_pb2.Welcome | None = None
+    ) -> list[Parcel]:
+        """Returns all that was added; the first parcel carries `welcome` and `load`. Empty if there is nothing to
+        send."""
         if self.is_empty and load is None and welcome is None:
             return []
         if self._size or not self._full:
@@ -200,9 +203,12 @@ class Outbox:
         messages, self._full = self._full, []
         if welcome is not None:
             messages[0].welcome.CopyFrom(welcome)
-        if load is not None:
-            messages[0].load.CopyFrom(load)
-        return [message.SerializeToString() for message in messages]
+        first, *others = (message.SerializeToString() for message in messages)
+        packed_load = b"" if load is None else scheduler_pb2.SchedulerMessage(load=load).SerializeToString()
+        return [
+            Parcel(body=first, load=packed_load, has_welcome=welcome is not None),
+            *(Parcel(body=each) for each in others),
+        ]
 
     def _make_room(self, size: int) -> None:
         if self._size and self._size + size > _LIMIT_BYTES:

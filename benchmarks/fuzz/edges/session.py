@@ -132,9 +132,9 @@ class ToScheduler:
                 self._requests.collect_prompt_logprobs(key, prompt_logprobs)
             self._requests.collect(self._core.apply(outcome.result, now))
         self._core.take_events()
-        for _, messages in self._requests.take_messages(steps=StepTotals(), workers_ready=True, repeat_load=True):
-            for message in messages:
-                pb.SchedulerMessage.FromString(message)
+        for _, parcels in self._requests.take_messages(steps=StepTotals(), workers_ready=True, repeat_load=True):
+            for parcel in parcels:
+                pb.SchedulerMessage.FromString(parcel.message)
         self._requests.take_ended()
 
     def _open(self) -> None:

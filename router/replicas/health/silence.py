@@ -1,6 +1,9 @@
 """Ends the wait for a peer's messages when it has been silent for too long, as far as this event loop was awake."""
 
 import asyncio
+import contextlib
+import math
+from collections.abc import Iterator
 from types import TracebackType
 
 from runtime.awake_time import AwakeTime
@@ -15,6 +18,8 @@ class Silence:
             while True:
                 message = await call.read()
                 silence.end()
+                with silence.suspended():
+                    await take_in(message)
 
     After a stall of the event loop, timers run before the messages that have arrived meanwhile are read. So a stall
     counts as one tick at most: the messages are read long before the limit.
@@ -41,6 +46,15 @@ class Silence:
         self._began = self.awake_now
         if self._timeout.when() is not None:
             self._timeout.reschedule(None)
+
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Counts no silence inside: a message is taken in, while the next one may wait to be read."""
+        self._began = math.inf
+        try:
+            yield
+        finally:
+            self._began = self.awake_now
 
     async def __aenter__(self) -> "Silence":
         await self._timeout.__aenter__()

@@ -160,6 +160,66 @@ async def test_owners_of_a_lost_session_are_told_in_slices() -> None:
     assert told == [0, 1, 2, 4, 5]
 
 
+async def test_a_large_message_is_taken_in_while_the_loop_runs() -> None:
+    """110,000 tokens, which fit into 1 MiB, held the loop for 0.3 s."""
+    session, told, groups = Session(Welcome()), [], []
+
+    class Slow(Owner):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.number = number
+
+        def on_tokens(
+            self,
+            choice: int,
+            first_token: int,
+            token_ids: Sequence[int],
+            logprobs: Sequence[TokenLogprobs],
+            ended: SequenceFinish | None,
+        ) -> None:
+            super().on_tokens(choice, first_token, token_ids, logprobs, ended)
+            told.append(self.number)
+            if self.number % 32 == 0:
+                time.sleep(SLICE_S)
+
+    owners = [Slow(number) for number in range(200)]
+    for owner in owners:
+        groups.append(session.submit(Submit(choices=[SequenceStart(choice=0)]), [1, 2], sink=owner, owner=owner))
+    steps = 3
+    outputs = StepOutputs(
+        groups=groups * steps,
+        choices=[0] * len(groups) * steps,
+        first_tokens=[step for step in range(steps) for _ in groups],
+        num_tokens=[1] * len(groups) * steps,
+        token_ids=range(len(groups) * steps),
+        finishes=[SequenceFinish(group=group, reason=FINISH_REASON_LENGTH) for group in groups],
+    )
+    taking = asyncio.create_task(session.receive_in_slices(SchedulerMessage(outputs=outputs)))
+    while not told:  # noqa: ASYNC110 (it has no event)
+        await asyncio.sleep(0)
+    assert len(told) < 100
+    assert not taking.done()
+    # An owner that leaves meanwhile gets nothing more; one that comes is not concerned.
+    session.leave(groups[150])
+    late = Slow(1000)
+    session.submit(Submit(choices=[SequenceStart(choice=0)]), [1, 2], sink=late, owner=late)
+    await taking
+    assert told == [number for number in range(200) if number != 150]
+    assert owners[7].token_ids == {0: [7, 207, 407]}
+    assert session.num_groups == 1
+
+
+async def test_wrong_columns_are_found_before_anything_is_passed_on() -> None:
+    session, owner = Session(Welcome()), Owner()
+    group = session.submit(Submit(choices=[SequenceStart(choice=0)]), [1, 2], sink=owner, owner=owner)
+    outputs = StepOutputs(
+        groups=[group], choices=[0], first_tokens=[0], num_tokens=[1], token_ids=[5], logprobs=[TokenLogprobs()]
+    )
+    with pytest.raises(SessionError, match="logprobs has 1 entries where 0 tokens"):
+        await session.receive_in_slices(SchedulerMessage(outputs=outputs))
+    assert owner.token_ids == {}
+
+
 def _item(data: bytes) -> PackedItem:
     return PackedItem(ITEM_KIND_IMAGE, [data], 0.0, ItemOptions())
 

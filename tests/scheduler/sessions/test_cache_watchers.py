@@ -44,7 +44,7 @@ class Cache:
 def messages_of(events: list[CacheEvent]) -> list[scheduler_pb2.SchedulerMessage]:
     outbox = Outbox()
     outbox.add_cache_events(events)
-    return [scheduler_pb2.SchedulerMessage.FromString(each) for each in outbox.take()]
+    return [scheduler_pb2.SchedulerMessage.FromString(each.message) for each in outbox.take()]
 
 
 class Watching:

@@ -42,7 +42,7 @@ def logprob(token_id: int, num_top: int = 0) -> inference_pb2.TokenLogprobs:
 
 
 def take(outbox: Outbox) -> list[scheduler_pb2.SchedulerMessage]:
-    payloads = outbox.take()
+    payloads = [parcel.message for parcel in outbox.take()]
     assert all(len(payload) <= SESSION_MESSAGE_BYTES for payload in payloads)
     return [scheduler_pb2.SchedulerMessage.FromString(payload) for payload in payloads]
 
@@ -117,7 +117,8 @@ def test_the_largest_entries_there_can_be_stay_below_the_bound():
             logprobs=logprobs,
         )
     )
-    payloads = outbox.take(scheduler_pb2.Load(num_running=6000), scheduler_pb2.Welcome(epoch=1))
+    parcels = outbox.take(scheduler_pb2.Load(num_running=6000), scheduler_pb2.Welcome(epoch=1))
+    payloads = [parcel.message for parcel in parcels]
     assert len(payloads) > 1
     assert max(map(len, payloads)) <= SESSION_MESSAGE_BYTES
     messages = [scheduler_pb2.SchedulerMessage.FromString(payload) for payload in payloads]

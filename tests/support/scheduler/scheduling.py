@@ -97,9 +97,16 @@ class RouterEnd:
 
     def __init__(self, address: str, *, watch_cache: bool = False) -> None:
         self._watch_cache = watch_cache
+        # As little as a router has under way (router.replicas.connection).
+        window = [("grpc.http2.lookahead_bytes", 8 * 1024), ("grpc.http2.bdp_probe", 0)]
         self._channel = grpc.aio.insecure_channel(
-            address, options=[("grpc.max_receive_message_length", SESSION_MESSAGE_BYTES)]
+            address, options=[("grpc.max_receive_message_length", SESSION_MESSAGE_BYTES), *window]
         )
+        # Cleared: reads nothing.
+        self.reading = asyncio.Event()
+        self.reading.set()
+        # Tokens of sequences in one message, at most.
+        self.most_entries = 0
         self._changed = asyncio.Condition()
         self._groups = 0
         self._logprob_groups: set[int] = set()
@@ -231,8 +238,10 @@ class RouterEnd:
     async def _read(self) -> None:
         try:
             while (message := await self._call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+                self.most_entries = max(self.most_entries, len(message.outputs.groups))
                 self._take(message)
                 await self._notify()
+                await self.reading.wait()
             self.status = await self._call.code(), await self._call.details()
         except grpc.aio.AioRpcError as error:
             self.status = error.code(), error.details() or ""
