@@ -37,6 +37,12 @@ class Bounds:
             found.append(f"prefix hit rate {measured['prefix_hit_rate']:.0%} is below {self.min_hit_rate:.0%}")
         return found
 
+    def excess(self, measured: Mapping[str, Any]) -> float:
+        """The worst percentile as a share of its limit: 1 is at the limit, 0 has none; inf: another bound is broken."""
+        latencies = (("ttft_ms_p99", self.ttft_ms), ("itl_ms_p99", self.itl_ms), ("e2e_ms_p99", self.e2e_ms))
+        worst = max(measured[key] / limit for key, limit in latencies)
+        return math.inf if worst <= 1.0 and self.broken_by(measured) else worst
+
     def as_json(self) -> dict[str, float]:
         """The bounds that are set, by flag."""
         values = {"max_ttft_ms": self.ttft_ms, "max_itl_ms": self.itl_ms, "max_e2e_ms": self.e2e_ms}

@@ -64,7 +64,7 @@ def tune(query: Query, *, as_json: bool) -> bool:
     resolve_model(base.model)
     axes = {name: parse_values(text, name) for name, text in query.axes.items() if text}
     candidates = grid({**default_axes(base), **axes})
-    workload = _workload(query, base)
+    workload = workload_of(query, base)
     clusters = LocalClusters(query.config, query.option_flags, query.output / _LOGS)
     if query.restarts:
         (query.output / _STATE).unlink(missing_ok=True)
@@ -94,7 +94,7 @@ def tune(query: Query, *, as_json: bool) -> bool:
     return found.best is not None
 
 
-def _workload(query: Query, base: Options) -> TuneWorkload:
+def workload_of(query: Query, base: Options) -> TuneWorkload:
     dataset = query.dataset
     if dataset.kind is DatasetKind.SHAREGPT:
         dataset = replace(dataset, tokenizer=base.tokenizer or base.model)

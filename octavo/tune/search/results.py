@@ -24,7 +24,8 @@ class Status(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """A setting. rate: the highest that kept the bounds; None: none did."""
+    """A setting. rate: the highest that kept the bounds; None: none did. at: the rate of `measured`. ceiling: requests
+    per second that it answered when all came at once; inf: not known."""
 
     candidate: Candidate
     status: Status = Status.SKIPPED
@@ -32,7 +33,9 @@ class Row:
     reason: str = ""
     prediction: Prediction | None = None
     rate: float | None = None
-    # The numbers of the latest search at that rate, and of a finalist's repeated measurements.
+    at: float = math.inf
+    ceiling: float = math.inf
+    # The numbers of the latest search at `at`, and of a finalist's repeated measurements.
     measured: Mapping[str, Any] = field(default_factory=dict)
     # The part of the load of that search, and its numbers as they are predicted at that rate; empty: they can't be.
     share: float = 0.0
@@ -52,7 +55,8 @@ class Row:
         if self.prediction is not None:
             values["predicted"] = {"request_rate": _shown(self.prediction.rate), **self.prediction.numbers}
         if self.measured:
-            values["measured"] = {"request_rate": _shown(self.rate), "share": self.share, **self.measured}
+            at = {"request_rate": _shown(self.rate), "share": self.share, "at": _shown(self.at)}
+            values["measured"] = at | dict(self.measured)
         if self.expected:
             values["expected"] = {**self.expected}
         if self.repeats:

@@ -203,14 +203,42 @@ def test_the_rate_comes_down_from_infinity_until_the_bounds_hold(capacity: float
 
     found = highest_rate(measure, Bounds(ttft_ms=500.0), max_runs=12)
     assert asked[0] == math.inf
-    assert found is not None
-    assert 0.85 * capacity <= found[0] <= capacity
-    assert highest_rate(measure, Bounds(ttft_ms=50.0)) is None
-    assert highest_rate(measure, Bounds()) == (math.inf, measure(math.inf))
+    assert found.rate is not None
+    assert 0.85 * capacity <= found.rate <= capacity
+    assert found.measured["requests_s"] == found.ceiling == 8.0
+    none = highest_rate(measure, Bounds(ttft_ms=50.0))
+    assert (none.rate, none.at) == (None, asked[-1])
+    assert highest_rate(measure, Bounds()).rate == math.inf
     # With a good guess, fewer measurements.
     asked.clear()
     highest_rate(measure, Bounds(ttft_ms=500.0), hint=0.97 * capacity, max_runs=12)
     assert len(asked) <= 6
+    # What a part of the load has found is where all of it begins.
+    asked.clear()
+    again = highest_rate(measure, Bounds(ttft_ms=500.0), start=0.97 * capacity, ceiling=8.0, max_runs=12, close=1.04)
+    assert asked[0] == pytest.approx(0.97 * capacity, rel=1e-3)
+    assert again.rate is not None
+    assert capacity / 1.04 <= again.rate <= capacity
+    assert again.ceiling == 8.0
+
+
+def test_the_next_rate_is_where_a_line_meets_the_bound() -> None:
+    """Latency grows with the rate, so two measurements tell more than that one is good and the other too high."""
+    asked: list[float] = []
+
+    def measure(rate: float) -> dict[str, Any]:
+        asked.append(rate)
+        numbers = {"ttft_ms_p99": 100.0 * min(rate, 99.0), "itl_ms_p99": 1.0, "e2e_ms_p99": 1.0}
+        return {**numbers, "num_errors": 0, "num_requests": 9, "prefix_hit_rate": 0.0, "requests_s": 8.0}
+
+    found = highest_rate(measure, Bounds(ttft_ms=700.0), start=5.0, max_runs=4, close=1.04)
+    assert asked[:2] == [5.0, 6.25]
+    assert found.rate is not None
+    assert 6.7 <= found.rate <= 7.0
+    # A rate that is a little too high is lowered a little.
+    asked.clear()
+    highest_rate(measure, Bounds(ttft_ms=700.0), start=7.3, max_runs=2)
+    assert asked == [7.3, 6.57]
 
 
 def test_requests_that_the_model_cannot_take_are_left_out(tmp_path: Path) -> None:
@@ -247,12 +275,16 @@ def test_memory_on_a_cpu_is_what_is_free_or_what_the_requests_need(
 
 
 def test_finalists_that_kept_the_bounds_by_luck_are_slowed_down(tmp_path: Path) -> None:
-    """One setting: a cluster is started for the probe, the search, and two turns of the final, which are slow."""
-    clusters = SimulatedClusters(lambda options: LinearCost(step=0.02 if clusters.num_starts in (3, 4) else 0.006))
+    """One setting: after the probe and the search, the machine is slow for the two turns of the final."""
+    clusters = SimulatedClusters(
+        lambda options: LinearCost(step=0.02 if clusters.num_measurements in (5, 6) else 0.006)
+    )
     axes = {"max_num_seqs": (8,), "max_num_batched_tokens": (64,)}
     found = tune(tmp_path, clusters, workload_of(**LOADS["short prompts"]), bounds=Bounds(itl_ms=10.0), axes=axes)
     assert found.best is not None
     assert found.best.rate is not None
     assert found.best.rate < math.inf
-    assert clusters.num_starts == 5
     assert (found.best.reason, len(found.best.repeats)) == ("", 1)
+    # The probe's cluster, and one for all measurements of the same setting.
+    assert clusters.num_starts == 2
+    assert clusters.num_running == 0
