@@ -13,6 +13,9 @@ _MACHINES = (
     "`octavo up --on ray`"
 )
 _BALANCING = "the router balances over all replicas, of any machine: name them in scheduler_addresses"
+_RANKS = "ranks find each other through their scheduler: step_addresses=tcp://HOST:PORT"
+_REPLICAS = f"replicas that share experts meet at the scheduler of replica 0, which step_addresses names; {_BALANCING}"
+_REPLICA = "`python -m scheduler --replica D` and `python -m worker --replica D` name the replica"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,25 +27,25 @@ class _Name:
 
 _NAMES: Mapping[str, _Name] = {
     "nnodes": _Name(_MACHINES, ("1",)),
-    "node_rank": _Name(f"a worker has its rank of the replica, `python -m worker --rank R --replica D`; {_MACHINES}", ("0",)),
+    "node_rank": _Name(f"`python -m worker --rank R --replica D` starts a worker anywhere; {_MACHINES}", ("0",)),
     "headless": _Name("`python -m scheduler` and `python -m worker` start a replica without a router", ("false",)),
-    "master_addr": _Name("ranks find each other through their scheduler: step_addresses=tcp://HOST:PORT"),
-    "master_port": _Name("ranks find each other through their scheduler: step_addresses=tcp://HOST:PORT"),
-    "data_parallel_address": _Name(f"replicas meet at the scheduler of replica 0, which step_addresses names; {_BALANCING}"),
-    "data_parallel_rpc_port": _Name(f"replicas meet at the scheduler of replica 0, which step_addresses names; {_BALANCING}"),
+    "master_addr": _Name(_RANKS),
+    "master_port": _Name(_RANKS),
+    "data_parallel_address": _Name(_REPLICAS),
+    "data_parallel_rpc_port": _Name(_REPLICAS),
     "data_parallel_size_local": _Name(
         "`octavo up` starts all replicas of data_parallel_size on this machine; on another one, `python -m scheduler "
         "--replica D` with scheduler_addresses starts one of them"
     ),
-    "data_parallel_start_rank": _Name("`python -m scheduler --replica D` and `python -m worker --replica D` name the replica", ("0",)),
-    "data_parallel_rank": _Name("`python -m scheduler --replica D` and `python -m worker --replica D` name the replica", ("0",)),
+    "data_parallel_start_rank": _Name(_REPLICA, ("0",)),
+    "data_parallel_rank": _Name(_REPLICA, ("0",)),
     "data_parallel_backend": _Name("distributed_executor_backend=ray, or `octavo up --on ray`", ("mp",)),
     "data_parallel_hybrid_lb": _Name(_BALANCING, ("false",)),
-    "data_parallel_external_lb": _Name(f"several routers (num_routers) may stand behind any balancer; {_BALANCING}", ("false",)),
-    "distributed_timeout_seconds": _Name("step_timeout for a step that does not end, heartbeat_timeout for a silent process"),
+    "data_parallel_external_lb": _Name(f"num_routers of them behind any balancer; {_BALANCING}", ("false",)),
+    "distributed_timeout_seconds": _Name("step_timeout for steps that do not end, heartbeat_timeout for silent ranks"),
     "decode_context_parallel_size": _Name("tensor_parallel_size, which divides the KV cache by its heads", ("1",)),
     "prefill_context_parallel_size": _Name("tensor_parallel_size, which divides a prompt's arithmetic", ("1",)),
-}  # fmt: skip
+}
 
 # vLLM's short flags of options that have the same name and meaning here.
 SHORT_FLAGS: Mapping[str, str] = {

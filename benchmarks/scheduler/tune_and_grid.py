@@ -6,9 +6,9 @@
 
 Runs `octavo tune` with SmolLM2-135M on this machine's local cluster; with --interrupt, Ctrl-C (SIGINT) after so many
 seconds, and the same command again. Then `octavo tune --exhaustive`, which measures every setting and the best two in
-turns. If these are not the same setting, both are measured in turns at their rates, each --rounds times, in pairs. Prints
-the two settings and their ratio, the seconds that both took, and predictions beside measurements of every setting: at
-the same rate, and the order of all pairs that differ by more than 10%.
+turns. If these are not the same setting, both are measured in turns at their rates, each --rounds times, in pairs.
+Prints the two settings and their ratio, the seconds that both took, and predictions beside measurements of every
+setting: at the same rate, and the order of all pairs that differ by more than 10%.
 
 --steps names the parts to run now (tune, grid, pairs): what DIR has already is not measured again, and an interrupted
 grid goes on. Takes two minutes for the first and 6 to 12 for the second; nothing else should run meanwhile.

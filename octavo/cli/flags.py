@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
     import grpc
 
+# How lengths of prompts and outputs are given.
+LENGTHS = "N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA"
+
 # Lets --max_num_seqs stand for --max-num-seqs.
 SNAKE_CASE_FLAGS = {"token_normalize_func": lambda flag: flag.replace("_", "-")}
 

@@ -106,6 +106,28 @@ def test_the_winner_is_as_good_as_that_of_the_whole_grid(tmp_path: Path, name: s
     assert accuracy["pairs_in_order"] == accuracy["pairs_that_differ"]
 
 
+def test_measurements_correct_predictions(tmp_path: Path) -> None:
+    """Probes see nothing of the pauses that large budgets have later: the settings that they favour break the bound, and
+    one that was skipped is measured after all."""
+    axes = {"max_num_seqs": (32,), "max_num_batched_tokens": (32, 64, 128, 256)}
+    calls = 0
+
+    def cost(options: Options) -> LinearCost:
+        nonlocal calls
+        # Of the probes, and then three times as long a prefill.
+        calls += 1
+        slow = calls > 4 and options.max_num_batched_tokens > 64
+        return LinearCost(step=0.006, token=0.0009 if slow else 0.0003)
+
+    found = tune(
+        tmp_path, SimulatedClusters(cost), workload_of(**LOADS["long prompts"]), bounds=Bounds(itl_ms=90.0), axes=axes,
+        effort=Effort(max_measured=1),
+    )  # fmt: skip
+    assert found.best is not None
+    assert found.best.candidate.value("max_num_batched_tokens") <= 64
+    assert any("predictions have learned that it may be better" in note for note in found.notes)
+
+
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     workload = workload_of(**LOADS["short prompts"])
     whole = SimulatedClusters(cost_of, noise=0.0)
@@ -177,6 +199,36 @@ def test_options_that_change_a_step_have_probes_of_their_own(tmp_path: Path) -> 
     assert found.best is not None
     assert found.best.candidate.value("worker_threads") == 2
     assert all(row.reason for row in found.rows if row.candidate.value("worker_threads") == 1)
+
+
+@pytest.mark.parametrize(
+    ("axes", "best"),
+    [
+        ({"tensor_parallel_size": (1, 2, 4)}, 2),
+        ({"pipeline_parallel_size": (1, 2)}, 2),
+        ({"data_parallel_size": (1, 2)}, 2),
+        ({"quantization": ("none", "int8", "int3")}, "int8"),
+        ({"block_size": (16, 32)}, 32),
+        ({"max_steps_in_flight": (1, 2)}, 2),
+    ],
+)
+def test_other_axes_are_tried_on_their_own_clusters(tmp_path: Path, axes: dict[str, tuple], best: object) -> None:
+    """A value that the options refuse, and one with which no cluster starts, are rows with the reason."""
+    (name,) = axes
+
+    def cost(options: Options) -> LinearCost:
+        return LinearCost(step=0.006, token=0.0003 if getattr(options, name) == best else 0.0006)
+
+    def refuse(candidate: Candidate, memory: Mapping[str, float]) -> str:
+        return "4 does not divide the heads" if candidate.value(name) == 4 else ""
+
+    load = workload_of(**LOADS["short prompts"])
+    found = tune(tmp_path, SimulatedClusters(cost, refuse=refuse), load, axes={"max_num_seqs": (8,), **axes})
+    assert found.best is not None
+    assert found.best.candidate.value(name) == best
+    failed = {row.candidate.value(name): row.reason for row in found.rows if row.status is Status.FAILED}
+    assert set(failed) == {*axes[name]} & {4, "int3"}
+    assert all("4 does not divide the heads" in reason or "int3" in reason for reason in failed.values())
 
 
 def test_drafts_are_predicted_from_the_outputs_of_a_probe(tmp_path: Path) -> None:
