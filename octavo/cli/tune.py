@@ -84,7 +84,8 @@ def tune(
         int, typer.Option(min=1, rich_help_panel=_EFFORT, help="Measurements of each finalist, in turns.")
     ] = 3,
     exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", rich_help_panel=_EFFORT, help="Measure the whole grid, whatever is predicted.")
+        bool,
+        typer.Option("--exhaustive", rich_help_panel=_EFFORT, help="Measure the whole grid, whatever is predicted."),
     ] = False,
     profile: Annotated[
         bool, typer.Option(rich_help_panel=_EFFORT, help="Record the best setting's steps with torch.profiler.")

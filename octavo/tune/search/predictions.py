@@ -51,8 +51,8 @@ class Predictor:
     """Predicts settings of one engine: those that differ in what the scheduler's core depends on, and nothing else.
 
     What clients measured beside a simulated run of the same load becomes factors: one of all steps' time, for routers,
-    sockets and shared cores, and one of each 99th percentile, whose worst steps no median of steps foretells. It starts
-    with the probes, and `learn` adds each measurement.
+    sockets and shared cores, and one of each 99th percentile, whose worst steps no median of steps foretells. These are
+    the probes' until `learn` is told a measurement, and then those of all measurements, which are of better settings.
     """
 
     def __init__(self, probes: Sequence[Probe], workload: TuneWorkload, bounds: Bounds) -> None:
@@ -69,23 +69,18 @@ class Predictor:
         ]
         self.cost = replace(self.cost, factor=_middle(durations))
         # By percentile: measured over simulated.
-        self._ratios: dict[str, list[float]] = {key: [] for key in _PERCENTILES}
+        self._probed, self._learned = ({key: [] for key in _PERCENTILES} for _ in range(2))
         for probe, load in zip(probes, loads, strict=True):
-            self._compare(as_predicted(self._run(probe.options, load)), probe.measured)
+            _compare(as_predicted(self._run(probe.options, load)), probe.measured, self._probed)
 
     @property
     def factors(self) -> dict[str, float]:
         """How much longer the 99th percentiles of clients are than simulated ones."""
-        return {key: _middle(ratios) for key, ratios in self._ratios.items()}
+        return {key: _middle(self._learned[key] or self._probed[key]) for key in _PERCENTILES}
 
     def learn(self, options: Options, rate: float, share: float, measured: Mapping[str, Any]) -> None:
         """Adds a measurement. Raises PlanError."""
-        self._compare(as_predicted(self._run(options, self._paper(options, rate, share))), measured)
-
-    def _compare(self, simulated: Mapping[str, Any], measured: Mapping[str, Any]) -> None:
-        for key, ratios in self._ratios.items():
-            if simulated[key] and measured[key]:
-                ratios.append(measured[key] / simulated[key])
+        _compare(as_predicted(self._run(options, self._paper(options, rate, share))), measured, self._learned)
 
     def predict(self, options: Options) -> Prediction | None:
         """None: the drafts of these options can't be predicted."""
@@ -135,6 +130,12 @@ class Predictor:
                 return None
             outputs.append(output)
         return outputs
+
+
+def _compare(simulated: Mapping[str, Any], measured: Mapping[str, Any], ratios: Mapping[str, list[float]]) -> None:
+    for key, found in ratios.items():
+        if simulated[key] and measured[key]:
+            found.append(measured[key] / simulated[key])
 
 
 def _middle(ratios: Sequence[float]) -> float:
