@@ -52,7 +52,7 @@ _WORKLOADS: dict[str, tuple[str, ...]] = {
     # The time between tokens, which the setting itself decides.
     "random": (
         "--max-num-seqs", "4,8,16,32,64", "--max-num-batched-tokens", "64,128,256,512,1024",
-        "--prompt-len", "uniform:64:192", "--output-len", "uniform:32:128", "--num-requests", "48",
+        "--prompt-len", "uniform:64:192", "--output-len", "uniform:16:64", "--num-requests", "48",
         "--max-itl-ms", "150",
     ),
     # Long prompts that share a beginning: the time to the first token.

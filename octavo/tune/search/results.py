@@ -82,8 +82,8 @@ class Found:
 
     def accuracy(self) -> dict[str, Any]:
         """Predictions beside measurements of the same rate and load: the median errors of throughput and of the 99th
-        percentiles, and the order of pairs of settings that had the same part of the load, by their throughput within the
-        bounds as it was predicted before and as it was measured."""
+        percentiles; and the order of pairs of settings that had the same part of the load, by their throughput within
+        the bounds as it was predicted before and as it was measured."""
         both = [row for row in self.rows if row.expected and row.measured and row.status is not Status.FAILED]
         apart = [
             (first, second)
