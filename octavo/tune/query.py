@@ -21,7 +21,7 @@ from octavo.tune.progress import Progress
 from octavo.tune.report.page import PAGE, Report
 from octavo.tune.report.profiling import profile
 from octavo.tune.search.results import Found
-from octavo.tune.search.tuner import Effort, MemoryRange, Tuner
+from octavo.tune.search.tuner import LEAST_SHARE, Effort, MemoryRange, Tuner
 from octavo.tune.space import OFF, Candidate, default_axes, grid, parse_values
 from octavo.tune.trials.clusters import LocalClusters
 from octavo.tune.trials.journal import Journal
@@ -109,8 +109,9 @@ def workload_of(query: Query, base: Options) -> TuneWorkload:
                 f"--min-prefix-hit-rate needs prompts of one length, not --prompt-len={dataset.prompt_len}"
             )
         length = int(dataset.prompt_len or DEFAULT_LEN)
-        # Whole blocks are found, by all requests but the first.
-        needed = query.min_prefix_hit_rate * length * query.num_requests / max(query.num_requests - 1, 1)
+        # Whole blocks are found, by all requests but the first, also of the smallest part of the load.
+        count = max(2, round(LEAST_SHARE * query.num_requests))
+        needed = query.min_prefix_hit_rate * length * count / (count - 1)
         share = math.ceil(needed / base.block_size) * base.block_size
         if share >= length:
             raise TuningError(

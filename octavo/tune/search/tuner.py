@@ -35,7 +35,8 @@ _NUM_FINALISTS = 2
 # Skipped settings that are measured after all, at most, and by which share they must be predicted to be better.
 _NUM_LATE, _LATE_GAIN = 2, 0.05
 _NUM_PROBES = 2
-_LEAST_SHARE = 0.5
+# The part of the load of a first measurement.
+LEAST_SHARE = 0.5
 # How often, and by which factor, finalists are slowed down if none keeps the bounds again.
 _LOWER_RATES, _LOWER = 3, 0.8
 # A search with a part of the load needs no exact rate; finalists must not be told apart by where their searches stop.
@@ -236,7 +237,7 @@ class Tuner:
             left = len(rows)
             for row in rows:
                 self._watch.expect(left + self._effort.rounds * _NUM_FINALISTS)
-                self._measure(row, f"round {stage}", share=_LEAST_SHARE, max_runs=_RUNS)
+                self._measure(row, f"round {stage}", share=LEAST_SHARE, max_runs=_RUNS)
                 left -= 1
             alive = sorted((row for row in rows if row.status is Status.MEASURED), key=lambda row: -row.value)
             kept = max(_NUM_FINALISTS, len(rows) // 2)

@@ -15,6 +15,8 @@ from octavo.doctor.subjects import memory as memory_subject
 from octavo.doctor.subjects.memory import HostMemory
 from octavo.tune.bounds import Bounds
 from octavo.tune.errors import TuningError
+from octavo.tune.query import Query
+from octavo.tune.query import workload_of as workload_to_tune
 from octavo.tune.rates import highest_rate
 from octavo.tune.search.results import Found, Status
 from octavo.tune.search.tuner import Effort, MemoryRange, Tuner
@@ -292,6 +294,22 @@ def test_the_next_rate_is_where_a_line_meets_the_bound() -> None:
     asked.clear()
     highest_rate(measure, Bounds(ttft_ms=700.0), start=7.3, max_runs=2)
     assert asked == [7.3, 6.57]
+
+
+def test_every_part_of_the_load_may_have_the_hit_rate(tmp_path: Path) -> None:
+    """The first request finds nothing in the cache, which half of the load must not be blamed for."""
+    model = make_tiny_model(tmp_path / "tiny")
+    query = Query(
+        config=None, option_flags={}, axes={}, dataset=DatasetQuery(prompt_len="250", output_len="4"),
+        min_prefix_hit_rate=0.6, num_requests=24, burstiness=1.0, seed=0, bounds=Bounds(), effort=Effort(),
+        output=tmp_path, restarts=False, profiles=False, command="",
+    )  # fmt: skip
+    load = workload_to_tune(query, load_options(None, {"model": str(model)}, {}))
+    for share in (0.5, 1.0):
+        requests = load.requests(math.inf, share=share)
+        first, *others = (tuple(each.prompt) for each in requests)
+        common = min(sum(a == b for a, b in zip(first, each, strict=True)) for each in others)
+        assert common // 16 * 16 * len(others) >= 0.6 * 250 * len(requests)
 
 
 def test_requests_that_the_model_cannot_take_are_left_out(tmp_path: Path) -> None:
