@@ -88,8 +88,8 @@ def command(arguments: argparse.Namespace, name: str, *flags: str) -> list[str]:
         str(arguments.output / _CHAT) if flag == _CHAT else flag for flag in _WORKLOADS[arguments.workload]
     ]  # fmt: skip
     return [
-        sys.executable, "-c", _MAIN, "tune", "--model", _MODEL, *_CACHE, *_EFFORT, *workload, *flags, *arguments.flags.split(),
-        "--rounds", str(arguments.rounds), "--no-profile", "--output", str(arguments.output / name),
+        sys.executable, "-c", _MAIN, "tune", "--model", _MODEL, *_CACHE, *_EFFORT, *workload, *flags,
+        *arguments.flags.split(), "--rounds", str(arguments.rounds), "--no-profile", "--output", str(arguments.output / name),
     ]  # fmt: skip
 
 
