@@ -89,7 +89,8 @@ def command(arguments: argparse.Namespace, name: str, *flags: str) -> list[str]:
     ]  # fmt: skip
     return [
         sys.executable, "-c", _MAIN, "tune", "--model", _MODEL, *_CACHE, *_EFFORT, *workload, *flags,
-        *arguments.flags.split(), "--rounds", str(arguments.rounds), "--no-profile", "--output", str(arguments.output / name),
+        *arguments.flags.split(), "--rounds", str(arguments.rounds), "--no-profile",
+        "--output", str(arguments.output / name),
     ]  # fmt: skip
 
 
