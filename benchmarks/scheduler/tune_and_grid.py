@@ -53,7 +53,7 @@ _FEWEST_LETTERS, _MOST_LETTERS = 80, 600
 _WORKLOADS: dict[str, tuple[str, ...]] = {
     # The time between tokens, which the setting itself decides.
     "random": (
-        "--max-num-seqs", "4,8,16,24,32", "--max-num-batched-tokens", "64,128,256,1024",
+        "--max-num-seqs", "4,8,16,32", "--max-num-batched-tokens", "64,128,256,1024",
         "--prompt-len", "uniform:64:192", "--output-len", "uniform:16:64", "--num-requests", "32",
         "--max-itl-ms", "150",
     ),
