@@ -34,9 +34,10 @@ class SimulatedClusters:
         *,
         refuse: Callable[[Candidate, Mapping[str, float]], str] = lambda candidate, memory: "",
         noise: float = 0.01,
+        seed: int = 0,
     ) -> None:
         self.cost, self.refuse, self.noise = cost, refuse, noise
-        self.random = np.random.default_rng(0)
+        self.random = np.random.default_rng(seed)
         self.num_starts = self.num_measurements = self.num_running = 0
         # Seconds of the virtual clock in which something was measured.
         self.seconds = 0.0
