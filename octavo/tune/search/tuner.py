@@ -325,7 +325,8 @@ class Tuner:
 
     def _final(self, rows: Sequence[Row]) -> Row | None:
         """Measures the best two in turns with the whole load; returns the better one."""
-        finalists = sorted((row for row in rows if row.rate is not None), key=lambda row: -row.value)[:_NUM_FINALISTS]
+        alive = [row for row in rows if row.rate is not None and row.status is not Status.FAILED]
+        finalists = sorted(alive, key=lambda row: -row.value)[:_NUM_FINALISTS]
         for row in finalists:
             row.status, row.repeats = Status.FINALIST, [row.measured]
         turns = [
