@@ -13,7 +13,7 @@ from octavo.bench.datasets.chosen import DatasetKind, DatasetQuery, choose
 from octavo.doctor.machine import Machine
 from octavo.doctor.subjects import memory as memory_subject
 from octavo.doctor.subjects.memory import HostMemory
-from octavo.tune.bounds import Bounds
+from octavo.tune.bounds import Bounds, lasting
 from octavo.tune.errors import TuningError
 from octavo.tune.query import Query
 from octavo.tune.query import workload_of as workload_to_tune
@@ -245,6 +245,14 @@ def test_drafts_are_predicted_from_the_outputs_of_a_probe(tmp_path: Path) -> Non
     assert off is not None
     assert suffix is not None
     assert suffix.value > 1.2 * off.value
+
+
+def test_the_end_of_a_short_run_is_no_loss_of_throughput() -> None:
+    """16 requests of 20 tokens, one a second: the last is answered 4 s after it came, when no more come."""
+    numbers = {"output_tok_s": 16 * 20 / 20.0, "requests_s": 16 / 20.0}
+    assert lasting(1.0, numbers) == pytest.approx(20.0)
+    assert lasting(math.inf, numbers) == 16.0
+    assert lasting(1.0, {"output_tok_s": 0.0, "requests_s": 0.0}) == 0.0
 
 
 @pytest.mark.parametrize("capacity", [0.5, 3.0, 7.7])
