@@ -208,7 +208,7 @@ def test_options_that_change_a_step_have_probes_of_their_own(tmp_path: Path) -> 
     ("axes", "best"),
     [
         ({"tensor_parallel_size": (1, 2, 4)}, 2),
-        ({"pipeline_parallel_size": (1, 2)}, 2),
+        ({"pipeline_parallel_size": (1, 2)}, 1),
         ({"data_parallel_size": (1, 2)}, 2),
         ({"quantization": ("none", "int8", "int3")}, "int8"),
         ({"block_size": (16, 32)}, 32),
