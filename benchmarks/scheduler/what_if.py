@@ -104,10 +104,7 @@ def main() -> None:
                 measured = cluster.measure(load)
             return Recorded(recording=read_recording(clusters.traces(trace)), measured=measured)
 
-        def show(
-            candidate: Candidate, predictions: Mapping[str, Mapping[str, Any]], measured: Mapping[str, Any]
-        ) -> None:
-            sources = {**predictions, "measured": measured}
+        def show(candidate: Candidate, **sources: Mapping[str, Any]) -> None:
             line = {
                 "setting": candidate.label,
                 "is_recorded": candidate == base,
