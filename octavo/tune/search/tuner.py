@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from configs.options import Options
 from octavo.plan.errors import PlanError
@@ -23,8 +23,9 @@ from octavo.tune.errors import TuningError
 from octavo.tune.progress import Watcher
 from octavo.tune.rates import CLOSE
 from octavo.tune.search.predictions import Predictor, Probe
+from octavo.tune.search.probing import size_of, to_probe
 from octavo.tune.search.results import Found, Row, Status
-from octavo.tune.space import OFF, Candidate
+from octavo.tune.space import Candidate
 from octavo.tune.trials.clusters import Clusters, TrialFailed
 from octavo.tune.trials.journal import Journal
 from octavo.tune.trials.memory import highest_that_works
@@ -167,9 +168,9 @@ class Tuner:
     def _predict_engine(self, rows: Sequence[Row], number: int) -> None:
         probes: list[Probe] = []
         # By the fewest probes: the largest setting and one with the smallest budget have steps of all sizes between.
-        left = _probed([row.candidate for row in rows])
+        left = to_probe([row.candidate for row in rows])
         while left and len(probes) < _NUM_PROBES:
-            probed = left.pop(0) if not probes else min(left, key=lambda each: (_size(each)[0], -_size(each)[1]))
+            probed = left.pop(0) if not probes else min(left, key=lambda each: (size_of(each)[0], -size_of(each)[1]))
             left = [each for each in left if each != probed]
             trace = self._traces / f"probe{number}_{len(probes)}.trace"
             self._watch.begin(f"probe {probed.label}")
@@ -184,7 +185,7 @@ class Tuner:
                 continue
             options = self._options_of(probed, self._trials.memory)
             probes.append(Probe(options=options, recording=recording, measured=measured))
-            left = [each for each in left if _size(each)[0] < _size(probed)[0]]
+            left = [each for each in left if size_of(each)[0] < size_of(probed)[0]]
         if not probes:
             self._say("no probe works, so nothing is predicted")
             return
@@ -380,24 +381,6 @@ class Tuner:
     def _say(self, text: str) -> None:
         self._notes.append(text)
         self._watch.say(text)
-
-
-def _probed(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Settings to probe, the largest first. The steps of one with drafts tell little: it is probed without."""
-    plain = [
-        each if dict(each.values).get("speculative_config", OFF) == OFF else _without_drafts(each)
-        for each in candidates
-    ]
-    return sorted(dict.fromkeys(plain), key=_size, reverse=True)
-
-
-def _without_drafts(candidate: Candidate) -> Candidate:
-    return Candidate(tuple((name, OFF if name == "speculative_config" else value) for name, value in candidate.values))
-
-
-def _size(candidate: Candidate) -> tuple[Any, Any]:
-    values = dict(candidate.values)
-    return values.get("max_num_batched_tokens", 0), values.get("max_num_seqs", 0)
 
 
 def _order(row: Row, best: float) -> tuple[bool, float, float]:
