@@ -7,6 +7,7 @@ from pathlib import Path
 
 from configs.load import ConfigError
 from configs.options import Options
+from configs.vllm_names import NAMES, SWITCHES
 
 
 def parse_flags(argv: Sequence[str], own: Sequence[str] = ()) -> tuple[Path | None, dict[str, object], dict[str, str]]:
@@ -31,6 +32,10 @@ def parse_flags(argv: Sequence[str], own: Sequence[str] = ()) -> tuple[Path | No
         switched_off = name.removeprefix("no_")
         if name in own:
             extras[name] = _value(flag, value if equals else None, rest)
+        elif name in SWITCHES and not equals:
+            flags[name] = True
+        elif name in NAMES:
+            flags[name] = _value(flag, value if equals else None, rest)
         elif name in Options.model_fields:
             if _is_switch(name) and not equals:
                 flags[name] = True

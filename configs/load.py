@@ -9,6 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from configs.options import Options
+from configs.vllm_names import NAMES, refusal
 
 ENV_PREFIX = "OCTAVO_"
 # Environment variables of ours that are not options.
@@ -40,6 +41,10 @@ def load_options(
         ("as a flag", dict(flags or {})),
     ):
         for name, value in given.items():
+            if name in NAMES:
+                if reason := refusal(name, value):
+                    raise ConfigError(f"{reason} (given {source})")
+                continue
             if name not in Options.model_fields:
                 raise ConfigError(f"unknown option {name!r} {source}{_suggest(name)}")
             values[name], origin[name] = value, source

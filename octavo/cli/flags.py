@@ -16,12 +16,16 @@ from pydantic.fields import FieldInfo
 
 from configs.load import load_options
 from configs.options import Options
+from configs.vllm_names import NAMES, SHORT_FLAGS, SWITCHES
 from octavo.client.errors import Unavailable
 
 if TYPE_CHECKING:
     import ssl
 
     import grpc
+
+# How lengths of prompts and outputs are given.
+LENGTHS = "N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA"
 
 # Lets --max_num_seqs stand for --max-num-seqs.
 SNAKE_CASE_FLAGS = {"token_normalize_func": lambda flag: flag.replace("_", "-")}
@@ -43,6 +47,9 @@ def with_option_flags(command: Callable[..., Any], names: Collection[str] = Opti
     clashes = {p.name for p in own} & set(names)
     assert not clashes, f"parameters that are options too: {clashes}"
     flags = [_flag(name, info) for name, info in Options.model_fields.items() if name in names]
+    if names is Options.model_fields:
+        # Refused by the name that users of vLLM know, with what to use instead.
+        flags += map(_foreign_flag, NAMES)
     command.__signature__ = signature.replace(parameters=own + flags)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in own + flags}
     return command
@@ -57,11 +64,11 @@ def _flag(name: str, info: FieldInfo) -> inspect.Parameter:
     assert isinstance(info.json_schema_extra, dict)
     kind = _plain_type(info.annotation)
     long = "--" + name.replace("_", "-")
-    declaration = f"{long}/--no-{long[2:]}" if kind is bool else long
+    declarations = [f"{long}/--no-{long[2:]}" if kind is bool else long, *filter(None, [SHORT_FLAGS.get(name)])]
     # The backslash keeps rich from taking octavo[otel] for markup.
     description = (info.description or "").replace("[", r"\[")
     option = typer.Option(
-        declaration,
+        *declarations,
         help=f"{description} {_range_and_default(info)}",
         rich_help_panel=str(info.json_schema_extra["group"]),
         metavar=None if kind is bool else _metavar(kind),
@@ -70,6 +77,15 @@ def _flag(name: str, info: FieldInfo) -> inspect.Parameter:
     # Values stay text: configs.load checks all values in one place, wherever they come from.
     annotation = Annotated[(bool if kind is bool else str) | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def _foreign_flag(name: str) -> inspect.Parameter:
+    """A hidden flag of vLLM's, for configs.load to refuse."""
+    kind = bool if name in SWITCHES else str
+    option = typer.Option(f"--{name.replace('_', '-')}", hidden=True, show_default=False)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )
 
 
 def _plain_type(annotation: Any) -> Any:

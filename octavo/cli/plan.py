@@ -9,7 +9,7 @@ import typer
 from configs.groups.field import CACHE, SCHEDULING
 from configs.load import ConfigError
 from configs.options import Options
-from octavo.cli.flags import CONFIG_FLAG, SNAKE_CASE_FLAGS, with_option_flags
+from octavo.cli.flags import CONFIG_FLAG, LENGTHS, SNAKE_CASE_FLAGS, with_option_flags
 
 # These take lists here, so they have their own flags.
 _LISTS = {"max_num_seqs", "max_num_batched_tokens", "data_parallel_size"}
@@ -126,7 +126,7 @@ def plan(
         typer.Option(
             metavar="LENGTH",
             rich_help_panel=_WORKLOAD,
-            help="Tokens in a prompt: N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA.",
+            help=f"Tokens in a prompt: {LENGTHS}.",
         ),
     ] = "128",
     output_len: Annotated[

@@ -9,8 +9,8 @@ import typer
 
 from configs.load import ConfigError
 from configs.options import Options
-from octavo.cli.bench.flags import JSON, LENGTHS, SEED
-from octavo.cli.bench.serve import Dataset
+from octavo.cli.bench.flags import JSON
+from octavo.cli.bench.load_flags import LoadFlags, with_load_flags
 from octavo.cli.flags import CONFIG_FLAG, SNAKE_CASE_FLAGS, with_option_flags
 
 _NOTHING_WITHIN_BOUNDS = 1
@@ -22,7 +22,7 @@ _AXES = (
 # Each cluster has its own.
 _OWN = ("port", "http_port", "metrics_port", "runtime_dir", "trace")
 _OPTION_FLAGS = [name for name in Options.model_fields if name not in (*_AXES, *_OWN)]
-_GRID, _REQUESTS, _BOUNDS, _EFFORT = "Settings to try", "Requests", "What must hold", "Effort"
+_GRID, _REQUESTS, _BOUNDS, _EFFORT = "Settings to try", "What is sent", "What must hold", "Effort"
 
 
 def _axis(help: str) -> Any:
@@ -35,11 +35,12 @@ def _limit(help: str) -> Any:
 
 def register(app: typer.Typer, group: str) -> None:
     app.command(name="tune", rich_help_panel=group, context_settings=SNAKE_CASE_FLAGS)(
-        with_option_flags(tune, _OPTION_FLAGS)
+        with_option_flags(with_load_flags(tune), _OPTION_FLAGS)
     )
 
 
 def tune(
+    load: LoadFlags,
     config: CONFIG_FLAG = None,
     max_num_seqs: Annotated[str, _axis("Rows. Default: a quarter, half, once and twice the option's value.")] = "",
     max_num_batched_tokens: Annotated[str, _axis("Budgets of a step. Default: as for --max-num-seqs.")] = "",
@@ -51,30 +52,9 @@ def tune(
     pipeline_parallel_size: Annotated[str, _axis("Stages.")] = "",
     data_parallel_size: Annotated[str, _axis("Replicas.")] = "",
     quantization: Annotated[str, _axis("How weights are held: none,int8,int4.")] = "",
-    dataset: Annotated[
-        Dataset, typer.Option(rich_help_panel=_REQUESTS, help="As for `octavo bench serve`.")
-    ] = Dataset.RANDOM,
-    dataset_path: Annotated[
-        Path | None, typer.Option(metavar="FILE", rich_help_panel=_REQUESTS, help="The file of the dataset.")
-    ] = None,
     num_requests: Annotated[
         int, typer.Option(min=2, rich_help_panel=_REQUESTS, help="Requests of a whole measurement.")
     ] = 100,
-    prompt_len: Annotated[
-        str, typer.Option(metavar="LENGTH", rich_help_panel=_REQUESTS, help=f"Tokens in each prompt: {LENGTHS}.")
-    ] = "",
-    output_len: Annotated[
-        str, typer.Option(metavar="LENGTH", rich_help_panel=_REQUESTS, help="Tokens in each output, in the same forms.")
-    ] = "",
-    prefix_len: Annotated[
-        int, typer.Option(min=0, rich_help_panel=_REQUESTS, help="With --dataset prefixes: tokens they share.")
-    ] = 0,
-    num_prefixes: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_REQUESTS, help="With --dataset prefixes: how many there are.")
-    ] = 1,
-    length_scale: Annotated[
-        float, typer.Option(min=1e-6, rich_help_panel=_REQUESTS, help="With --dataset mooncake: factor of all lengths.")
-    ] = 1.0,
     min_prefix_hit_rate: Annotated[
         float,
         typer.Option(
@@ -85,10 +65,6 @@ def tune(
             "that stay below are out.",
         ),
     ] = 0.0,
-    burstiness: Annotated[
-        float, typer.Option(min=1e-3, rich_help_panel=_REQUESTS, help="As for `octavo bench serve`.")
-    ] = 1.0,
-    seed: SEED = 0,
     max_ttft_ms: Annotated[float | None, _limit("Limit of the 99th percentile of the time to the first token.")] = None,
     max_itl_ms: Annotated[float | None, _limit("Limit of the 99th percentile of the time between tokens.")] = None,
     max_e2e_ms: Annotated[float | None, _limit("Limit of the 99th percentile of the whole request's time.")] = None,
@@ -108,7 +84,8 @@ def tune(
         int, typer.Option(min=1, rich_help_panel=_EFFORT, help="Measurements of each finalist, in turns.")
     ] = 3,
     exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", rich_help_panel=_EFFORT, help="Measure the whole grid, and predict nothing.")
+        bool,
+        typer.Option("--exhaustive", rich_help_panel=_EFFORT, help="Measure the whole grid, whatever is predicted."),
     ] = False,
     profile: Annotated[
         bool, typer.Option(rich_help_panel=_EFFORT, help="Record the best setting's steps with torch.profiler.")
@@ -133,7 +110,6 @@ def tune(
     Example: [bold]octavo tune --max-num-seqs 16,64 --worker-threads 1,2 --speculation off,suffix --max-e2e-ms 5000[/]
     """
     try:
-        from octavo.bench.datasets.chosen import DatasetKind, DatasetQuery
         from octavo.tune import query as tuning
         from octavo.tune.bounds import Bounds
         from octavo.tune.progress import command_line
@@ -156,19 +132,11 @@ def tune(
             "data_parallel_size": data_parallel_size,
             "quantization": quantization,
         },
-        dataset=DatasetQuery(
-            kind=DatasetKind(dataset),
-            path=dataset_path,
-            prompt_len=prompt_len,
-            output_len=output_len,
-            prefix_len=prefix_len,
-            num_prefixes=num_prefixes,
-            length_scale=length_scale,
-        ),
+        dataset=load.query(),
         min_prefix_hit_rate=min_prefix_hit_rate,
         num_requests=num_requests,
-        burstiness=burstiness,
-        seed=seed,
+        burstiness=load.burstiness,
+        seed=load.seed,
         bounds=Bounds(
             ttft_ms=max_ttft_ms or math.inf,
             itl_ms=max_itl_ms or math.inf,

@@ -64,7 +64,9 @@ def parse_lengths(text: str, option: str) -> Lengths:
             case "lognormal", [mean, sigma] if 1 <= mean <= _MAX_TOKENS and 0 <= sigma <= 10:
                 # exp(mu + sigma^2 / 2) is the mean.
                 mu = math.log(mean) - sigma**2 / 2
-                return lambda random, count: np.clip(random.lognormal(mu, sigma, count).round(), 1, _MAX_TOKENS)
+                return lambda random, count: np.clip(random.lognormal(mu, sigma, count).round(), 1, _MAX_TOKENS).astype(
+                    np.int64
+                )
             case "fixed", [length] if 1 <= length <= _MAX_TOKENS:
                 return lambda random, count: np.full(count, int(length))
             case number, [] if 1 <= int(number) <= _MAX_TOKENS:

@@ -37,11 +37,28 @@ class Bounds:
             found.append(f"prefix hit rate {measured['prefix_hit_rate']:.0%} is below {self.min_hit_rate:.0%}")
         return found
 
+    def excess(self, measured: Mapping[str, Any]) -> float:
+        """The worst percentile as a share of its limit: 1 is at the limit, 0 has none; inf: another bound is broken."""
+        latencies = (("ttft_ms_p99", self.ttft_ms), ("itl_ms_p99", self.itl_ms), ("e2e_ms_p99", self.e2e_ms))
+        worst = max(measured[key] / limit for key, limit in latencies)
+        return math.inf if worst <= 1.0 and self.broken_by(measured) else worst
+
     def as_json(self) -> dict[str, float]:
         """The bounds that are set, by flag."""
         values = {"max_ttft_ms": self.ttft_ms, "max_itl_ms": self.itl_ms, "max_e2e_ms": self.e2e_ms}
         found = {name: value for name, value in values.items() if value < math.inf}
         return found | ({"min_prefix_hit_rate": self.min_hit_rate} if self.min_hit_rate else {})
+
+
+def lasting(rate: float, numbers: Mapping[str, Any]) -> float:
+    """Output tokens a second that last at a rate that keeps the bounds: the rate times the tokens of an output.
+
+    What a measurement's output_tok_s says is less: while the last requests are answered, no new ones come. At infinity
+    that is all there is, and shared by all requests.
+    """
+    if math.isinf(rate) or not numbers["requests_s"]:
+        return numbers["output_tok_s"]
+    return rate * numbers["output_tok_s"] / numbers["requests_s"]
 
 
 def as_measured(report: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from octavo.tune.progress import Progress
 from octavo.tune.report.page import PAGE, Report
 from octavo.tune.report.profiling import profile
 from octavo.tune.search.results import Found
-from octavo.tune.search.tuner import Effort, MemoryRange, Tuner
+from octavo.tune.search.tuner import LEAST_SHARE, Effort, MemoryRange, Tuner
 from octavo.tune.space import OFF, Candidate, default_axes, grid, parse_values
 from octavo.tune.trials.clusters import LocalClusters
 from octavo.tune.trials.journal import Journal
@@ -64,7 +64,7 @@ def tune(query: Query, *, as_json: bool) -> bool:
     resolve_model(base.model)
     axes = {name: parse_values(text, name) for name, text in query.axes.items() if text}
     candidates = grid({**default_axes(base), **axes})
-    workload = _workload(query, base)
+    workload = workload_of(query, base)
     clusters = LocalClusters(query.config, query.option_flags, query.output / _LOGS)
     if query.restarts:
         (query.output / _STATE).unlink(missing_ok=True)
@@ -94,7 +94,7 @@ def tune(query: Query, *, as_json: bool) -> bool:
     return found.best is not None
 
 
-def _workload(query: Query, base: Options) -> TuneWorkload:
+def workload_of(query: Query, base: Options) -> TuneWorkload:
     dataset = query.dataset
     if dataset.kind is DatasetKind.SHAREGPT:
         dataset = replace(dataset, tokenizer=base.tokenizer or base.model)
@@ -109,8 +109,9 @@ def _workload(query: Query, base: Options) -> TuneWorkload:
                 f"--min-prefix-hit-rate needs prompts of one length, not --prompt-len={dataset.prompt_len}"
             )
         length = int(dataset.prompt_len or DEFAULT_LEN)
-        # Whole blocks are found, by all requests but the first.
-        needed = query.min_prefix_hit_rate * length * query.num_requests / max(query.num_requests - 1, 1)
+        # Whole blocks are found, by all requests but the first, also of the smallest part of the load.
+        count = max(2, round(LEAST_SHARE * query.num_requests))
+        needed = query.min_prefix_hit_rate * length * count / (count - 1)
         share = math.ceil(needed / base.block_size) * base.block_size
         if share >= length:
             raise TuningError(

@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-LENGTHS = "N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA"
 PROMPT_LEN = Annotated[int, typer.Option(min=1, help="Tokens in each prompt, drawn at random.")]
 OUTPUT_LEN = Annotated[int, typer.Option(min=1, help="Tokens in each output, exactly.")]
 SEED = Annotated[int, typer.Option(min=0, help="Seed for prompts and arrival times.")]

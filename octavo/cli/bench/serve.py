@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from configs.load import ConfigError
-from octavo.cli.bench.flags import JSON, LENGTHS, SEED
+from octavo.cli.bench.flags import JSON
+from octavo.cli.bench.load_flags import Dataset, LoadFlags
 from octavo.cli.flags import TLS, TLS_CA, TLS_CERT, TLS_KEY, Connection, api_key, connection, tls_context
 
 if TYPE_CHECKING:
@@ -25,15 +26,7 @@ class Protocol(StrEnum):
     OPENAI_CHAT = "openai-chat"
 
 
-# As octavo.bench.datasets.chosen.DatasetKind and octavo.bench.arrivals.Ramp, which import numpy.
-class Dataset(StrEnum):
-    RANDOM = "random"
-    PREFIXES = "prefixes"
-    SHAREGPT = "sharegpt"
-    MOONCAKE = "mooncake"
-    TRACE = "trace"
-
-
+# As octavo.bench.arrivals.Ramp, which imports numpy.
 class RampUp(StrEnum):
     LINEAR = "linear"
     EXPONENTIAL = "exponential"
@@ -43,6 +36,7 @@ _SERVER, _REQUESTS, _TIMES, _OUTPUT = "The server", "What is sent", "When it is 
 
 
 def serve(
+    load: LoadFlags,
     backend: Annotated[
         Protocol,
         typer.Option(
@@ -78,48 +72,9 @@ def serve(
             'get OpenAI\'s fields only: {"temperature": 0, "ignore_eos": true} tells others what they need.',
         ),
     ] = "",
-    dataset: Annotated[
-        Dataset,
-        typer.Option(
-            rich_help_panel=_REQUESTS,
-            help="random: prompts without a common beginning. prefixes: prompts that begin with one of a few texts. "
-            "sharegpt: questions of a file of conversations, JSON or JSON lines. mooncake: lengths, times and shared "
-            "blocks of a trace with timestamps, JSON lines. trace: what `octavo up --trace` recorded.",
-        ),
-    ] = Dataset.RANDOM,
-    dataset_path: Annotated[
-        Path | None, typer.Option(metavar="FILE", rich_help_panel=_REQUESTS, help="The file of the dataset.")
-    ] = None,
     num_requests: Annotated[
         int, typer.Option(min=1, rich_help_panel=_REQUESTS, help="How many requests are sent; files may have fewer.")
     ] = 64,
-    prompt_len: Annotated[
-        str,
-        typer.Option(
-            metavar="LENGTH", rich_help_panel=_REQUESTS, help=f"Tokens in each prompt: {LENGTHS}. Default: 128."
-        ),
-    ] = "",
-    output_len: Annotated[
-        str,
-        typer.Option(
-            metavar="LENGTH",
-            rich_help_panel=_REQUESTS,
-            help="Tokens in each output, exactly; in the same forms. Default: 128, or as in the dataset.",
-        ),
-    ] = "",
-    prefix_len: Annotated[
-        int,
-        typer.Option(
-            min=0, rich_help_panel=_REQUESTS, help="With --dataset prefixes: tokens of each common beginning."
-        ),
-    ] = 0,
-    num_prefixes: Annotated[
-        int, typer.Option(min=1, rich_help_panel=_REQUESTS, help="With --dataset prefixes: how many of them there are.")
-    ] = 1,
-    length_scale: Annotated[
-        float,
-        typer.Option(rich_help_panel=_REQUESTS, help="With --dataset mooncake: factor of all lengths, such as 0.05."),
-    ] = 1.0,
     tokenizer: Annotated[
         str,
         typer.Option(
@@ -142,7 +97,6 @@ def serve(
             min=0, rich_help_panel=_REQUESTS, help="Token ids are below this. 0: what the server tells, or 10,000."
         ),
     ] = 0,
-    seed: SEED = 0,
     request_rate: Annotated[
         str,
         typer.Option(
@@ -152,14 +106,6 @@ def serve(
             "Several: one measurement for each.",
         ),
     ] = "inf",
-    burstiness: Annotated[
-        float,
-        typer.Option(
-            rich_help_panel=_TIMES,
-            help="Shape of the gamma distribution of times between requests. 1: a Poisson process. Less: bursts. "
-            "More: even.",
-        ),
-    ] = 1.0,
     ramp_up: Annotated[
         RampUp | None,
         typer.Option(
@@ -207,29 +153,21 @@ def serve(
     """
     import asyncio
 
-    from octavo.bench.datasets.chosen import DatasetKind, DatasetQuery, choose
+    from octavo.bench.datasets.chosen import choose
     from octavo.bench.goodput import parse_limits
     from octavo.bench.serve import Load, measure
     from octavo.reports import print_reports, progress_bar
 
     if plot is not None and find_spec("matplotlib") is None:
         raise ConfigError("--plot needs the package matplotlib: pip install 'octavo[plan]'")
-    for name, value in (("--burstiness", burstiness), ("--length-scale", length_scale), ("--speed", speed)):
-        if not 0 < value < math.inf:
-            raise typer.BadParameter(f"{value:g} is not above 0", param_hint=name)
-    processes = [_arrivals(rate, burstiness, ramp_up, ramp_to) for rate in parse_rates(request_rate)]
-    query = DatasetQuery(
-        kind=DatasetKind(dataset),
-        path=dataset_path,
-        prompt_len=prompt_len,
-        output_len=output_len,
-        prefix_len=prefix_len,
-        num_prefixes=num_prefixes,
-        length_scale=length_scale,
-        tokenizer=tokenizer,
-    )
+    if not 0 < speed < math.inf:
+        raise typer.BadParameter(f"{speed:g} is not above 0", param_hint="--speed")
+    query = load.query(tokenizer=tokenizer)
+    processes = [_arrivals(rate, load.burstiness, ramp_up, ramp_to) for rate in parse_rates(request_rate)]
     chosen = choose(query)
-    is_plain = dataset is Dataset.RANDOM and all(not each or each.isdecimal() for each in (prompt_len, output_len))
+    lengths = (load.prompt_len, load.output_len)
+    is_plain = load.dataset is Dataset.RANDOM and all(not each or each.isdecimal() for each in lengths)
+    prompt_len, output_len = (int(each or 128) if is_plain else 128 for each in lengths)
     limits = parse_limits(goodput, "--goodput") if goodput else None
     connected = connection(tls, tls_ca, tls_cert, tls_key)
 
@@ -259,13 +197,13 @@ def serve(
                 _forget(target, connected)
             elif number == 1:
                 typer.echo("note: at each rate but the first, the server may know the file's prompts", err=True)
-        load = Load(
+        sent = Load(
             num_requests=num_requests,
             arrivals=arrivals,
             concurrency=concurrency,
-            prompt_len=int(prompt_len or 128) if is_plain else 128,
-            output_len=int(output_len or 128) if is_plain else 128,
-            seed=seed + number,
+            prompt_len=prompt_len,
+            output_len=output_len,
+            seed=load.seed + number,
             vocab_size=vocab_size,
             dataset=None if is_plain else chosen,
             speed=speed,
@@ -273,7 +211,7 @@ def serve(
         )
         label = "requests" if len(processes) == 1 else f"rate {arrivals.rate:g}"
         with progress_bar(label, num_requests, hidden=as_json) as advance:
-            reports.append(asyncio.run(measure(load, calls(), lambda trace: advance(1))))
+            reports.append(asyncio.run(measure(sent, calls(), lambda trace: advance(1))))
         if as_json:
             print_reports(reports[-1:], as_json=True)
     if not as_json:

@@ -6,12 +6,14 @@ from typing import Annotated, Any
 import typer
 
 from configs.load import ConfigError
-from octavo.cli.bench.flags import JSON, LENGTHS, SEED
-from octavo.cli.bench.serve import Dataset, parse_rates
+from octavo.cli.bench.flags import JSON
+from octavo.cli.bench.load_flags import LoadFlags
+from octavo.cli.bench.serve import parse_rates
 from octavo.cli.flags import CONFIG_FLAG
 
 
 def sweep(
+    load: LoadFlags,
     config: CONFIG_FLAG = None,
     assignments: Annotated[
         list[str] | None,
@@ -25,18 +27,7 @@ def sweep(
         str, typer.Option(metavar="R|inf,...", help="Requests per second; each is measured with every setting.")
     ] = "inf",
     num_runs: Annotated[int, typer.Option(min=1, help="How often all is measured, settings in turn.")] = 1,
-    dataset: Annotated[Dataset, typer.Option(help="As for `octavo bench serve`.")] = Dataset.RANDOM,
-    dataset_path: Annotated[Path | None, typer.Option(metavar="FILE", help="The file of the dataset.")] = None,
     num_requests: Annotated[int, typer.Option(min=1, help="Requests of a measurement.")] = 64,
-    prompt_len: Annotated[str, typer.Option(metavar="LENGTH", help=f"Tokens in each prompt: {LENGTHS}.")] = "",
-    output_len: Annotated[str, typer.Option(metavar="LENGTH", help="Tokens in each output, in the same forms.")] = "",
-    prefix_len: Annotated[int, typer.Option(min=0, help="With --dataset prefixes: tokens they share.")] = 0,
-    num_prefixes: Annotated[int, typer.Option(min=1, help="With --dataset prefixes: how many there are.")] = 1,
-    length_scale: Annotated[
-        float, typer.Option(min=1e-6, help="With --dataset mooncake: factor of all lengths.")
-    ] = 1.0,
-    burstiness: Annotated[float, typer.Option(min=1e-3, help="As for `octavo bench serve`.")] = 1.0,
-    seed: SEED = 0,
     output: Annotated[Path, typer.Option(metavar="DIR", help="Where sweep.csv, sweep.png, state and logs go.")] = Path(
         "octavo-sweep"
     ),
@@ -53,7 +44,6 @@ def sweep(
     Example: [bold]octavo bench sweep --set max_num_seqs=16,64 --set worker_threads=1,2 --request-rate 2,4,inf[/]
     """
     try:
-        from octavo.bench.datasets.chosen import DatasetKind, DatasetQuery
         from octavo.tune.sweep.query import SweepQuery, run_sweep
     except ModuleNotFoundError as error:
         raise ConfigError(f"octavo bench sweep needs the package {error.name}: pip install 'octavo[plan]'") from None
@@ -66,18 +56,10 @@ def sweep(
         assignments=assignments,
         rates=parse_rates(request_rate),
         num_runs=num_runs,
-        dataset=DatasetQuery(
-            kind=DatasetKind(dataset),
-            path=dataset_path,
-            prompt_len=prompt_len,
-            output_len=output_len,
-            prefix_len=prefix_len,
-            num_prefixes=num_prefixes,
-            length_scale=length_scale,
-        ),
+        dataset=load.query(),
         num_requests=num_requests,
-        burstiness=burstiness,
-        seed=seed,
+        burstiness=load.burstiness,
+        seed=load.seed,
         output=output,
         restarts=restart,
     )

@@ -7,6 +7,7 @@ from enum import StrEnum
 from itertools import combinations
 from typing import Any
 
+from octavo.tune.bounds import lasting
 from octavo.tune.search.predictions import Prediction
 from octavo.tune.space import Candidate
 
@@ -24,7 +25,8 @@ class Status(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Row:
-    """A setting. rate: the highest that kept the bounds; None: none did."""
+    """A setting. rate: the highest that kept the bounds; None: none did. at: the rate of `measured`. ceiling: requests
+    per second that it answered when all came at once; inf: not known."""
 
     candidate: Candidate
     status: Status = Status.SKIPPED
@@ -32,7 +34,9 @@ class Row:
     reason: str = ""
     prediction: Prediction | None = None
     rate: float | None = None
-    # The numbers of the latest search at that rate, and of a finalist's repeated measurements.
+    at: float = math.inf
+    ceiling: float = math.inf
+    # The numbers of the latest search at `at`, and of a finalist's repeated measurements.
     measured: Mapping[str, Any] = field(default_factory=dict)
     # The part of the load of that search, and its numbers as they are predicted at that rate; empty: they can't be.
     share: float = 0.0
@@ -42,22 +46,24 @@ class Row:
     @property
     def value(self) -> float:
         """Output tokens per second within the bounds: the median of all measurements of one that has several."""
-        values = sorted(each["output_tok_s"] for each in self.repeats)
-        if values:
-            return (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
-        return self.measured["output_tok_s"] if self.rate is not None else 0.0
+        if self.rate is None:
+            return 0.0
+        values = sorted(lasting(self.rate, each) for each in self.repeats or (self.measured,))
+        return (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
 
     def as_json(self) -> dict[str, Any]:
         values: dict[str, Any] = {**dict(self.candidate.values), "status": str(self.status), "reason": self.reason}
         if self.prediction is not None:
-            values["predicted"] = {"request_rate": _shown(self.prediction.rate), **self.prediction.numbers}
+            found = {"request_rate": _shown(self.prediction.rate), "tok_s_within_bounds": self.prediction.value}
+            values["predicted"] = found | dict(self.prediction.numbers)
         if self.measured:
-            values["measured"] = {"request_rate": _shown(self.rate), "share": self.share, **self.measured}
+            at = {"request_rate": _shown(self.rate), "share": self.share, "at": _shown(self.at)}
+            values["measured"] = at | dict(self.measured)
+            values["tok_s_within_bounds"] = self.value
         if self.expected:
             values["expected"] = {**self.expected}
         if self.repeats:
             values["repeats"] = [*self.repeats]
-            values["output_tok_s"] = self.value
         return values
 
 
@@ -76,18 +82,15 @@ class Found:
 
     def accuracy(self) -> dict[str, Any]:
         """Predictions beside measurements of the same rate and load: the median errors of throughput and of the 99th
-        percentiles, and the order of pairs of settings that had the same part of the load."""
+        percentiles; and the order of pairs of settings that had the same part of the load, by their throughput within
+        the bounds as it was predicted before and as it was measured."""
         both = [row for row in self.rows if row.expected and row.measured and row.status is not Status.FAILED]
         apart = [
             (first, second)
-            for first, second in combinations(both, 2)
-            if first.share == second.share and _differ(_throughput(first.measured), _throughput(second.measured))
+            for first, second in combinations([row for row in both if row.prediction is not None], 2)
+            if first.share == second.share and _differ(first.value, second.value)
         ]
-        right = sum(
-            (_throughput(first.expected) > _throughput(second.expected))
-            == (_throughput(first.measured) > _throughput(second.measured))
-            for first, second in apart
-        )
+        right = sum((_predicted(first) > _predicted(second)) == (first.value > second.value) for first, second in apart)
         return {
             "num_settings": len(both),
             "median_error": {key: _median_error(both, key) for key in _COMPARED},
@@ -99,8 +102,8 @@ class Found:
 _COMPARED = ("output_tok_s", "ttft_ms_p99", "itl_ms_p99", "e2e_ms_p99")
 
 
-def _throughput(numbers: Mapping[str, Any]) -> float:
-    return numbers["output_tok_s"]
+def _predicted(row: Row) -> float:
+    return row.prediction.value if row.prediction is not None else 0.0
 
 
 def _differ(first: float, second: float) -> bool:

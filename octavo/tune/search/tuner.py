@@ -5,14 +5,15 @@
 3. Every setting is predicted: the scheduler's core plans the load under it, with the costs of the recorded steps.
 4. Successive halving: those that can still win are measured on clusters of their own, with a part of the load first.
    The request rate starts at infinity and comes down until the bounds hold.
-5. The finalists are measured in turns, the first one last in the next round, so that a machine's slow minutes meet all.
+5. Predictions learn from these measurements. Skipped settings that are then predicted to win are measured as well.
+6. The finalists are measured in turns, the first one last in the next round, so that a machine's slow minutes meet all.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from configs.options import Options
 from octavo.plan.errors import PlanError
@@ -20,9 +21,11 @@ from octavo.plan.recorded import read_recording
 from octavo.tune.bounds import Bounds
 from octavo.tune.errors import TuningError
 from octavo.tune.progress import Watcher
+from octavo.tune.rates import CLOSE
 from octavo.tune.search.predictions import Predictor, Probe
+from octavo.tune.search.probing import size_of, to_probe
 from octavo.tune.search.results import Found, Row, Status
-from octavo.tune.space import OFF, Candidate
+from octavo.tune.space import Candidate
 from octavo.tune.trials.clusters import Clusters, TrialFailed
 from octavo.tune.trials.journal import Journal
 from octavo.tune.trials.memory import highest_that_works
@@ -30,19 +33,25 @@ from octavo.tune.trials.trials import Trials
 from octavo.tune.workload import TuneWorkload
 
 _NUM_FINALISTS = 2
+# Skipped settings that are measured after all, at most, and by which share they must be predicted to be better.
+_NUM_LATE, _LATE_GAIN = 2, 0.05
 _NUM_PROBES = 2
-_LEAST_SHARE = 0.5
+# The part of the load of a first measurement.
+LEAST_SHARE = 0.5
 # How often, and by which factor, finalists are slowed down if none keeps the bounds again.
 _LOWER_RATES, _LOWER = 3, 0.8
-# A search with a part of the load needs no exact rate.
+# A search with a part of the load needs no exact rate; finalists must not be told apart by where their searches stop.
 _RUNS, _FINAL_RUNS = 4, 6
+_FINAL_CLOSE = 1.04
+# As a share of what all at once give: a part of the load's rates below it do not come near what all of it can.
+_FAR = 0.7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
     """How much is measured. margin: settings predicted to be worse than the best by more than this share are skipped.
-    max_measured: most settings that are measured. rounds: measurements of each finalist. is_exhaustive: every setting
-    is measured with the whole load, and none is predicted."""
+    max_measured: most settings that are measured, but for those that measurements make likely. rounds: measurements of
+    each finalist. is_exhaustive: every setting is measured with the whole load, whatever is predicted."""
 
     margin: float = 0.15
     max_measured: int = 4
@@ -90,25 +99,36 @@ class Tuner:
 
     def run(self, memory: MemoryRange | None) -> Found:
         """memory: None if it is given with the options. Raises TuningError if no setting works at all."""
-        if memory is not None:
-            self._find_memory(memory)
-        rows = self._valid()
-        if self._effort.is_exhaustive:
-            chosen = rows
-            self._watch.expect(len(chosen))
-            for row in chosen:
-                self._measure(row, "whole", share=1.0, max_runs=_FINAL_RUNS)
-        else:
-            self._predict(rows)
-            chosen = self._halve(self._choose(rows))
-        best = self._final(chosen)
-        while best is None and chosen and all(row.status is Status.FAILED for row in chosen):
-            # Those that were to win do not work: the next ones.
-            chosen = self._halve(self._choose(rows))
-            best = self._final(chosen)
+        try:
+            if memory is not None:
+                self._find_memory(memory)
+            rows = self._valid()
+            best = self._exhaust(rows) if self._effort.is_exhaustive else self._search(rows)
+        finally:
+            self._trials.close()
         if best is None and all(row.status is Status.FAILED for row in self._rows):
             raise TuningError(f"no setting works; the first: {self._rows[0].reason}")
         return Found(rows=self._rows, best=best, memory=self._trials.memory, notes=self._notes)
+
+    def _exhaust(self, rows: Sequence[Row]) -> Row | None:
+        for number, row in enumerate(rows):
+            self._watch.expect(len(rows) - number + _NUM_FINALISTS * self._effort.rounds)
+            self._measure(row, "whole", share=1.0, max_runs=_FINAL_RUNS, close=_FINAL_CLOSE)
+        # Afterwards: no measurement knows of a prediction.
+        self._predict(rows)
+        for row in rows:
+            self._expect(row)
+        return self._final(rows)
+
+    def _search(self, rows: Sequence[Row]) -> Row | None:
+        self._predict(rows)
+        chosen = self._halve(self._choose(rows))
+        best = self._final(self._whole(chosen))
+        while best is None and chosen and all(row.status is Status.FAILED for row in chosen):
+            # Those that were to win do not work: the next ones.
+            chosen = self._halve(self._choose(rows))
+            best = self._final(self._whole(chosen))
+        return best
 
     def _valid(self) -> list[Row]:
         """The rows whose options go together."""
@@ -148,9 +168,9 @@ class Tuner:
     def _predict_engine(self, rows: Sequence[Row], number: int) -> None:
         probes: list[Probe] = []
         # By the fewest probes: the largest setting and one with the smallest budget have steps of all sizes between.
-        left = _probed([row.candidate for row in rows])
+        left = to_probe([row.candidate for row in rows])
         while left and len(probes) < _NUM_PROBES:
-            probed = left.pop(0) if not probes else min(left, key=lambda each: (_size(each)[0], -_size(each)[1]))
+            probed = left.pop(0) if not probes else min(left, key=lambda each: (size_of(each)[0], -size_of(each)[1]))
             left = [each for each in left if each != probed]
             trace = self._traces / f"probe{number}_{len(probes)}.trace"
             self._watch.begin(f"probe {probed.label}")
@@ -160,12 +180,12 @@ class Tuner:
             except (TrialFailed, PlanError) as error:
                 self._say(f"the probe {probed.label} fails: {error}")
                 for row in rows:
-                    if row.candidate == probed:
+                    if row.candidate == probed and not row.measured:
                         row.status, row.reason = Status.FAILED, str(error)
                 continue
             options = self._options_of(probed, self._trials.memory)
             probes.append(Probe(options=options, recording=recording, measured=measured))
-            left = [each for each in left if _size(each)[0] < _size(probed)[0]]
+            left = [each for each in left if size_of(each)[0] < size_of(probed)[0]]
         if not probes:
             self._say("no probe works, so nothing is predicted")
             return
@@ -177,7 +197,8 @@ class Tuner:
         fitted = predictor.cost.engine
         self._say(
             f"costs fitted to {fitted.num_samples} samples of steps (median error {fitted.median_error:.1%}); clients "
-            f"wait {predictor.cost.factor:.2f} times as long"
+            f"wait {predictor.cost.factor:.2f} times as long, "
+            + ", ".join(f"{factor:.2f} for {key[:-4]}" for key, factor in predictor.factors.items())
         )
         for row in rows:
             self._predictors[row.candidate.engine] = predictor
@@ -217,7 +238,7 @@ class Tuner:
             left = len(rows)
             for row in rows:
                 self._watch.expect(left + self._effort.rounds * _NUM_FINALISTS)
-                self._measure(row, f"round {stage}", share=_LEAST_SHARE, max_runs=_RUNS)
+                self._measure(row, f"round {stage}", share=LEAST_SHARE, max_runs=_RUNS)
                 left -= 1
             alive = sorted((row for row in rows if row.status is Status.MEASURED), key=lambda row: -row.value)
             kept = max(_NUM_FINALISTS, len(rows) // 2)
@@ -228,17 +249,23 @@ class Tuner:
             rows = alive[:kept]
         return rows
 
-    def _measure(self, row: Row, stage: str, *, share: float, max_runs: int) -> None:
+    def _measure(self, row: Row, stage: str, *, share: float, max_runs: int, close: float = CLOSE) -> None:
         self._watch.begin(f"{stage}: {row.candidate.label}")
-        hint = row.rate or (row.prediction.rate if row.prediction else None)
+        hint = row.prediction.rate if row.prediction else None
+        start = ceiling = math.inf
+        if row.rate is not None and row.rate < _FAR * row.ceiling:
+            # A part of the load broke the bounds at infinity: all of it does, too.
+            start, ceiling = row.rate, row.ceiling
         try:
-            row.rate, row.measured = self._trials.search(
-                row.candidate, stage, share=share, hint=hint, max_runs=max_runs
-            )
+            found = self._trials.search(
+                row.candidate, stage, share=share, start=start, hint=hint, ceiling=ceiling, max_runs=max_runs,
+                close=close,
+            )  # fmt: skip
         except TrialFailed as error:
             row.status, row.reason = Status.FAILED, str(error)
             self._say(f"{row.candidate.label} fails: {error}")
             return
+        row.rate, row.at, row.measured, row.ceiling = found.rate, found.at, found.measured, found.ceiling
         row.status, row.reason, row.share = Status.MEASURED, "", share
         self._expect(row)
         if row.rate is None:
@@ -247,21 +274,60 @@ class Tuner:
         self._say(f"{row.candidate.label}: {row.value:,.4g} output tokens/s ({at})")
 
     def _expect(self, row: Row) -> None:
-        """Predicts what was measured, at the rate and with the load of the measurement."""
+        """Predicts what was measured, at the rate and with the load of the measurement; then predictions learn from
+        it."""
+        row.expected = {}
         predictor = self._predictors.get(row.candidate.engine)
-        if predictor is None or row.rate is None or row.prediction is None:
-            row.expected = {}
+        if predictor is None or row.prediction is None or not row.measured:
             return
         options = self._options_of(row.candidate, self._trials.memory)
-        row.expected = predictor.at(options, row.rate, row.share)
+        try:
+            row.expected = predictor.at(options, row.at, row.share)
+            if not self._effort.is_exhaustive:
+                predictor.learn(options, row.at, row.share, row.measured)
+        except PlanError as error:
+            self._say(f"{row.candidate.label} can't be predicted: {error}")
+
+    def _whole(self, rows: Sequence[Row]) -> list[Row]:
+        """Measures with the whole load; then settings that are predicted to be better, now that predictions have
+        learned. Returns all of them."""
+        measured: list[Row] = []
+        late: list[Row] = []
+        for row in rows:
+            self._watch.expect(len(rows) - len(measured) + (self._effort.rounds - 1) * _NUM_FINALISTS)
+            self._measure(row, "final", share=1.0, max_runs=_FINAL_RUNS, close=_FINAL_CLOSE)
+            measured.append(row)
+        while len(late) < _NUM_LATE and (row := self._overlooked(measured)) is not None:
+            self._say(f"{row.candidate.label} is measured as well: predictions have learned that it may be better")
+            self._measure(row, "final", share=1.0, max_runs=_FINAL_RUNS, close=_FINAL_CLOSE)
+            late.append(row)
+            measured.append(row)
+        return measured
+
+    def _overlooked(self, measured: Sequence[Row]) -> Row | None:
+        """The skipped setting that is predicted to be better than the best of those measured, by the same predictor:
+        how fast the machine is now is the same for both."""
+        best = max(measured, key=lambda row: row.value, default=None)
+        if best is None or best.status is Status.FAILED:
+            return None
+        predictor = self._predictors.get(best.candidate.engine)
+        if predictor is None or best.prediction is None:
+            return None
+        again = {
+            id(row): predictor.predict(self._options_of(row.candidate, self._trials.memory))
+            for row in self._rows
+            if row.status is not Status.FAILED and row.candidate.engine == best.candidate.engine
+        }
+        values = {key: each.value for key, each in again.items() if each is not None}
+        skipped = [row for row in self._rows if row.status is Status.SKIPPED and id(row) in values]
+        row = max(skipped, key=lambda each: values[id(each)], default=None)
+        limit = (1.0 + _LATE_GAIN) * values.get(id(best), math.inf)
+        return row if row is not None and values[id(row)] > limit else None
 
     def _final(self, rows: Sequence[Row]) -> Row | None:
         """Measures the best two in turns with the whole load; returns the better one."""
-        if not self._effort.is_exhaustive:
-            for number, row in enumerate(rows):
-                self._watch.expect(len(rows) - number + (self._effort.rounds - 1) * len(rows))
-                self._measure(row, "final", share=1.0, max_runs=_FINAL_RUNS)
-        finalists = sorted((row for row in rows if row.rate is not None), key=lambda row: -row.value)[:_NUM_FINALISTS]
+        alive = [row for row in rows if row.rate is not None and row.status is not Status.FAILED]
+        finalists = sorted(alive, key=lambda row: -row.value)[:_NUM_FINALISTS]
         for row in finalists:
             row.status, row.repeats = Status.FINALIST, [row.measured]
         turns = [
@@ -301,7 +367,7 @@ class Tuner:
         except TrialFailed as error:
             row.status, row.reason = Status.FAILED, f"in the final, slower: {error}"
             return False
-        row.rate, row.measured, row.repeats, row.reason = rate, measured, [measured], ""
+        row.rate, row.at, row.measured, row.repeats, row.reason = rate, rate, measured, [measured], ""
         self._expect(row)
         return self._keeps_bounds(row)
 
@@ -315,24 +381,6 @@ class Tuner:
     def _say(self, text: str) -> None:
         self._notes.append(text)
         self._watch.say(text)
-
-
-def _probed(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Settings to probe, the largest first. The steps of one with drafts tell little: it is probed without."""
-    plain = [
-        each if dict(each.values).get("speculative_config", OFF) == OFF else _without_drafts(each)
-        for each in candidates
-    ]
-    return sorted(dict.fromkeys(plain), key=_size, reverse=True)
-
-
-def _without_drafts(candidate: Candidate) -> Candidate:
-    return Candidate(tuple((name, OFF if name == "speculative_config" else value) for name, value in candidate.values))
-
-
-def _size(candidate: Candidate) -> tuple[Any, Any]:
-    values = dict(candidate.values)
-    return values.get("max_num_batched_tokens", 0), values.get("max_num_seqs", 0)
 
 
 def _order(row: Row, best: float) -> tuple[bool, float, float]:

@@ -1,4 +1,5 @@
-"""Measurements that are made once: of a setting on its cluster, which starts only if something is not known yet."""
+"""Measurements that are made once: of a setting on its cluster, which starts only if something is not known yet, and
+serves until another setting's cluster is needed."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from octavo.tune.bounds import Bounds
-from octavo.tune.rates import highest_rate
+from octavo.tune.rates import CLOSE, Highest, highest_rate
 from octavo.tune.space import Candidate
 from octavo.tune.trials.clusters import Cluster, Clusters, TrialFailed
 from octavo.tune.trials.journal import Journal
@@ -23,6 +24,13 @@ class Trials:
         self._clusters, self._journal = clusters, journal
         self._workload, self._bounds = workload, bounds
         self.memory: dict[str, float] = {}
+        # The cluster that runs, of this setting.
+        self._stack, self._cluster, self._of = ExitStack(), None, None
+
+    def close(self) -> None:
+        """Ends the cluster that runs, if one does."""
+        self._cluster = self._of = None
+        self._stack.close()
 
     def starts(self, candidate: Candidate, memory: Mapping[str, float]) -> str:
         """Starts a cluster and sends a part of the load at once. Returns why that fails, or nothing."""
@@ -30,6 +38,7 @@ class Trials:
 
         def attempt() -> dict[str, Any]:
             start = perf_counter()
+            self.close()
             try:
                 with self._clusters.open(candidate, memory) as cluster:
                     cluster.measure(self._workload.load(math.inf, share=0.25))
@@ -45,8 +54,9 @@ class Trials:
         def measure() -> dict[str, Any]:
             for path in self._clusters.traces(trace):
                 path.unlink()
-            with self._on_cluster(candidate, trace) as run:
-                return run(math.inf, 1.0)
+            self.close()
+            with self._clusters.open(candidate, self.memory, trace) as cluster:
+                return self._warmed(cluster).measure(self._workload.load(math.inf))
 
         key = f"probe {candidate.key}"
         if key in self._journal.results and not self._clusters.traces(trace):
@@ -55,35 +65,52 @@ class Trials:
         return self._kept(key, measure)
 
     def search(
-        self, candidate: Candidate, stage: str, *, share: float, hint: float | None, max_runs: int
-    ) -> tuple[float | None, Mapping[str, Any]]:
-        """Returns the highest rate that keeps the bounds, with its numbers; None with those of the last rate tried.
-
-        Raises TrialFailed.
-        """
-        last: Mapping[str, Any] = {}
-        with self._on_cluster(candidate) as run:
-
-            def measure(rate: float) -> Mapping[str, Any]:
-                nonlocal last
-                last = self._kept(f"{stage} at {rate:g} {candidate.key}", lambda: run(rate, share))
-                return last
-
-            found = highest_rate(measure, self._bounds, hint=hint, max_runs=max_runs)
-        return (None, last) if found is None else found
+        self,
+        candidate: Candidate,
+        stage: str,
+        *,
+        share: float,
+        start: float = math.inf,
+        hint: float | None = None,
+        ceiling: float = math.inf,
+        max_runs: int,
+        close: float = CLOSE,
+    ) -> Highest:
+        """Searches the highest rate that keeps the bounds, as `highest_rate` does. Raises TrialFailed."""
+        return highest_rate(
+            lambda rate: self._once(candidate, stage, rate, share), self._bounds,
+            start=start, hint=hint, ceiling=ceiling, max_runs=max_runs, close=close,
+        )  # fmt: skip
 
     def again(self, candidate: Candidate, stage: str, rate: float) -> Mapping[str, Any]:
         """Measures one rate with all requests. Raises TrialFailed."""
-        return self.several(candidate, [(stage, rate)])[0]
+        return self._once(candidate, stage, rate, 1.0)
 
     def several(self, candidate: Candidate, wanted: Sequence[tuple[str, float]]) -> list[Mapping[str, Any]]:
-        """Measures (stage, rate) after (stage, rate) on one cluster, with all requests. Raises TrialFailed."""
-        with self._on_cluster(candidate) as run:
+        """Measures (stage, rate) after (stage, rate) with all requests, on a cluster that ends then. Raises
+        TrialFailed."""
+        try:
+            return [self.again(candidate, stage, rate) for stage, rate in wanted]
+        finally:
+            self.close()
 
-            def measure(stage: str, rate: float) -> Mapping[str, Any]:
-                return self._kept(f"{stage} at {rate:g} {candidate.key}", lambda: run(rate, 1.0))
+    def _once(self, candidate: Candidate, stage: str, rate: float, share: float) -> Mapping[str, Any]:
+        return self._kept(f"{stage} at {rate:g} {candidate.key}", lambda: self._measure(candidate, rate, share))
 
-            return [measure(stage, rate) for stage, rate in wanted]
+    def _measure(self, candidate: Candidate, rate: float, share: float) -> dict[str, Any]:
+        try:
+            if self._cluster is None or self._of != candidate:
+                self.close()
+                cluster = self._stack.enter_context(self._clusters.open(candidate, self.memory))
+                self._cluster, self._of = self._warmed(cluster), candidate
+            return dict(self._cluster.measure(self._workload.load(rate, share=share)))
+        except BaseException:
+            self.close()
+            raise
+
+    def _warmed(self, cluster: Cluster) -> Cluster:
+        cluster.measure(self._workload.load(math.inf, share=_WARM_UP_SHARE))
+        return cluster
 
     def _kept(self, key: str, compute: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The result under this key, of now or of before an interruption. Raises TrialFailed, then as now."""
@@ -99,26 +126,3 @@ class Trials:
         if "failed" in result:
             raise TrialFailed(result["failed"])
         return result
-
-    def _on_cluster(self, candidate: Candidate, trace: Path | None = None) -> "_Runs":
-        return _Runs(lambda: self._clusters.open(candidate, self.memory, trace), self._workload)
-
-
-class _Runs:
-    """A cluster that starts with the first measurement, and ends with the context."""
-
-    def __init__(self, open_: Callable[[], Cluster], workload: TuneWorkload) -> None:
-        self._open, self._workload = open_, workload
-        self._stack, self._cluster = ExitStack(), None
-
-    def __enter__(self) -> Callable[[float, float], dict[str, Any]]:
-        return self._run
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    def _run(self, rate: float, share: float) -> dict[str, Any]:
-        if self._cluster is None:
-            self._cluster = self._stack.enter_context(self._open())
-            self._cluster.measure(self._workload.load(math.inf, share=_WARM_UP_SHARE))
-        return dict(self._cluster.measure(self._workload.load(rate, share=share)))

@@ -46,6 +46,13 @@ def test_random_prompts_have_lengths_of_the_range_and_share_nothing(as_text: boo
 
 
 @pytest.mark.parametrize("as_text", [False, True], ids=["ids", "text"])
+def test_lognormal_lengths_are_whole_numbers(as_text: bool) -> None:
+    for each in requests(prompt_len="lognormal:40:0.8", output_len="lognormal:20:0.8", as_text=as_text):
+        assert len(each.prompt.split() if isinstance(each.prompt, str) else each.prompt) == each.prompt_len
+        assert isinstance(each.output_len, int)
+
+
+@pytest.mark.parametrize("as_text", [False, True], ids=["ids", "text"])
 def test_prompts_with_prefixes_share_one_of_them_and_no_more(as_text: bool) -> None:
     found = requests(
         kind=DatasetKind.PREFIXES, prefix_len=30, num_prefixes=3, prompt_len="uniform:40:50", as_text=as_text

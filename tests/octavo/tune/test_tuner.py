@@ -13,8 +13,10 @@ from octavo.bench.datasets.chosen import DatasetKind, DatasetQuery, choose
 from octavo.doctor.machine import Machine
 from octavo.doctor.subjects import memory as memory_subject
 from octavo.doctor.subjects.memory import HostMemory
-from octavo.tune.bounds import Bounds
+from octavo.tune.bounds import Bounds, lasting
 from octavo.tune.errors import TuningError
+from octavo.tune.query import Query
+from octavo.tune.query import workload_of as workload_to_tune
 from octavo.tune.rates import highest_rate
 from octavo.tune.search.results import Found, Status
 from octavo.tune.search.tuner import Effort, MemoryRange, Tuner
@@ -106,6 +108,29 @@ def test_the_winner_is_as_good_as_that_of_the_whole_grid(tmp_path: Path, name: s
     assert accuracy["pairs_in_order"] == accuracy["pairs_that_differ"]
 
 
+def test_measurements_correct_predictions(tmp_path: Path) -> None:
+    """After the probes a prompt takes three times as long: the setting that they favour keeps the bound at low rates
+    only, and one that was skipped is measured after all."""
+    calls = 0
+
+    def cost(options: Options) -> LinearCost:
+        nonlocal calls
+        calls += 1
+        return LinearCost(step=0.006, token=0.0003 if calls <= 4 else 0.0009)
+
+    found = tune(
+        tmp_path, SimulatedClusters(cost), workload_of(**LOADS["long prompts"]), bounds=Bounds(itl_ms=90.0),
+        axes={"max_num_seqs": (32,), "max_num_batched_tokens": (32, 64, 128, 256)}, effort=Effort(max_measured=1),
+    )  # fmt: skip
+    budgets = {row.candidate.value("max_num_batched_tokens"): row for row in found.rows}
+    first = budgets[256].prediction
+    assert first is not None
+    assert first.rate == math.inf
+    assert budgets[256].rate is None or budgets[256].rate < math.inf
+    assert budgets[64].status is Status.BEST
+    assert any("predictions have learned that it may be better" in note for note in found.notes)
+
+
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     workload = workload_of(**LOADS["short prompts"])
     whole = SimulatedClusters(cost_of, noise=0.0)
@@ -179,6 +204,36 @@ def test_options_that_change_a_step_have_probes_of_their_own(tmp_path: Path) -> 
     assert all(row.reason for row in found.rows if row.candidate.value("worker_threads") == 1)
 
 
+@pytest.mark.parametrize(
+    ("axes", "best"),
+    [
+        ({"tensor_parallel_size": (1, 2, 4)}, 2),
+        ({"pipeline_parallel_size": (1, 2)}, 1),
+        ({"data_parallel_size": (1, 2)}, 2),
+        ({"quantization": ("none", "int8", "int3")}, "int8"),
+        ({"block_size": (16, 32)}, 32),
+        ({"max_steps_in_flight": (1, 2)}, 2),
+    ],
+)
+def test_other_axes_are_tried_on_their_own_clusters(tmp_path: Path, axes: dict[str, tuple], best: object) -> None:
+    """A value that the options refuse, and one with which no cluster starts, are rows with the reason."""
+    (name,) = axes
+
+    def cost(options: Options) -> LinearCost:
+        return LinearCost(step=0.006, token=0.0003 if getattr(options, name) == best else 0.0006)
+
+    def refuse(candidate: Candidate, memory: Mapping[str, float]) -> str:
+        return "4 does not divide the heads" if candidate.value(name) == 4 else ""
+
+    load = workload_of(**LOADS["short prompts"])
+    found = tune(tmp_path, SimulatedClusters(cost, refuse=refuse), load, axes={"max_num_seqs": (8,), **axes})
+    assert found.best is not None
+    assert found.best.candidate.value(name) == best
+    failed = {row.candidate.value(name): row.reason for row in found.rows if row.status is Status.FAILED}
+    assert set(failed) == {*axes[name]} & {4, "int3"}
+    assert all("4 does not divide the heads" in reason or "int3" in reason for reason in failed.values())
+
+
 def test_drafts_are_predicted_from_the_outputs_of_a_probe(tmp_path: Path) -> None:
     """A simulated worker says token 0 again and again, which every suffix drafter foresees."""
     axes = {"max_num_seqs": (4, 8), "speculative_config": ("off", "suffix")}
@@ -192,6 +247,14 @@ def test_drafts_are_predicted_from_the_outputs_of_a_probe(tmp_path: Path) -> Non
     assert suffix.value > 1.2 * off.value
 
 
+def test_the_end_of_a_short_run_is_no_loss_of_throughput() -> None:
+    """16 requests of 20 tokens, one a second: the last is answered 4 s after it came, when no more come."""
+    numbers = {"output_tok_s": 16 * 20 / 20.0, "requests_s": 16 / 20.0}
+    assert lasting(1.0, numbers) == pytest.approx(20.0)
+    assert lasting(math.inf, numbers) == 16.0
+    assert lasting(1.0, {"output_tok_s": 0.0, "requests_s": 0.0}) == 0.0
+
+
 @pytest.mark.parametrize("capacity", [0.5, 3.0, 7.7])
 def test_the_rate_comes_down_from_infinity_until_the_bounds_hold(capacity: float) -> None:
     asked: list[float] = []
@@ -203,14 +266,58 @@ def test_the_rate_comes_down_from_infinity_until_the_bounds_hold(capacity: float
 
     found = highest_rate(measure, Bounds(ttft_ms=500.0), max_runs=12)
     assert asked[0] == math.inf
-    assert found is not None
-    assert 0.85 * capacity <= found[0] <= capacity
-    assert highest_rate(measure, Bounds(ttft_ms=50.0)) is None
-    assert highest_rate(measure, Bounds()) == (math.inf, measure(math.inf))
+    assert found.rate is not None
+    assert 0.85 * capacity <= found.rate <= capacity
+    assert found.measured["requests_s"] == found.ceiling == 8.0
+    none = highest_rate(measure, Bounds(ttft_ms=50.0))
+    assert (none.rate, none.at) == (None, asked[-1])
+    assert highest_rate(measure, Bounds()).rate == math.inf
     # With a good guess, fewer measurements.
     asked.clear()
     highest_rate(measure, Bounds(ttft_ms=500.0), hint=0.97 * capacity, max_runs=12)
     assert len(asked) <= 6
+    # What a part of the load has found is where all of it begins.
+    asked.clear()
+    again = highest_rate(measure, Bounds(ttft_ms=500.0), start=0.97 * capacity, ceiling=8.0, max_runs=12, close=1.04)
+    assert asked[0] == pytest.approx(0.97 * capacity, rel=1e-3)
+    assert again.rate is not None
+    assert capacity / 1.04 <= again.rate <= capacity
+    assert again.ceiling == 8.0
+
+
+def test_the_next_rate_is_where_a_line_meets_the_bound() -> None:
+    """Latency grows with the rate, so two measurements tell more than that one is good and the other too high."""
+    asked: list[float] = []
+
+    def measure(rate: float) -> dict[str, Any]:
+        asked.append(rate)
+        numbers = {"ttft_ms_p99": 100.0 * min(rate, 99.0), "itl_ms_p99": 1.0, "e2e_ms_p99": 1.0}
+        return {**numbers, "num_errors": 0, "num_requests": 9, "prefix_hit_rate": 0.0, "requests_s": 8.0}
+
+    found = highest_rate(measure, Bounds(ttft_ms=700.0), start=5.0, max_runs=4, close=1.04)
+    assert asked[:2] == [5.0, 6.25]
+    assert found.rate is not None
+    assert 6.7 <= found.rate <= 7.0
+    # A rate that is a little too high is lowered a little.
+    asked.clear()
+    highest_rate(measure, Bounds(ttft_ms=700.0), start=7.3, max_runs=2)
+    assert asked == [7.3, 6.57]
+
+
+def test_every_part_of_the_load_may_have_the_hit_rate(tmp_path: Path) -> None:
+    """The first request finds nothing in the cache, which half of the load must not be blamed for."""
+    model = make_tiny_model(tmp_path / "tiny")
+    query = Query(
+        config=None, option_flags={}, axes={}, dataset=DatasetQuery(prompt_len="250", output_len="4"),
+        min_prefix_hit_rate=0.6, num_requests=24, burstiness=1.0, seed=0, bounds=Bounds(), effort=Effort(),
+        output=tmp_path, restarts=False, profiles=False, command="",
+    )  # fmt: skip
+    load = workload_to_tune(query, load_options(None, {"model": str(model)}, {}))
+    for share in (0.5, 1.0):
+        requests = load.requests(math.inf, share=share)
+        first, *others = (tuple(each.prompt) for each in requests)
+        common = min(sum(a == b for a, b in zip(first, each, strict=True)) for each in others)
+        assert common // 16 * 16 * len(others) >= 0.6 * 250 * len(requests)
 
 
 def test_requests_that_the_model_cannot_take_are_left_out(tmp_path: Path) -> None:
@@ -247,12 +354,16 @@ def test_memory_on_a_cpu_is_what_is_free_or_what_the_requests_need(
 
 
 def test_finalists_that_kept_the_bounds_by_luck_are_slowed_down(tmp_path: Path) -> None:
-    """One setting: a cluster is started for the probe, the search, and two turns of the final, which are slow."""
-    clusters = SimulatedClusters(lambda options: LinearCost(step=0.02 if clusters.num_starts in (3, 4) else 0.006))
+    """One setting: after the probe and the search, the machine is slow for the two turns of the final."""
+    clusters = SimulatedClusters(
+        lambda options: LinearCost(step=0.02 if clusters.num_measurements in (5, 6) else 0.006)
+    )
     axes = {"max_num_seqs": (8,), "max_num_batched_tokens": (64,)}
     found = tune(tmp_path, clusters, workload_of(**LOADS["short prompts"]), bounds=Bounds(itl_ms=10.0), axes=axes)
     assert found.best is not None
     assert found.best.rate is not None
     assert found.best.rate < math.inf
-    assert clusters.num_starts == 5
     assert (found.best.reason, len(found.best.repeats)) == ("", 1)
+    # The probe's cluster, and one for all measurements of the same setting.
+    assert clusters.num_starts == 2
+    assert clusters.num_running == 0

@@ -34,10 +34,11 @@ class SimulatedClusters:
         *,
         refuse: Callable[[Candidate, Mapping[str, float]], str] = lambda candidate, memory: "",
         noise: float = 0.01,
+        seed: int = 0,
     ) -> None:
         self.cost, self.refuse, self.noise = cost, refuse, noise
-        self.random = np.random.default_rng(0)
-        self.num_starts = self.num_measurements = 0
+        self.random = np.random.default_rng(seed)
+        self.num_starts = self.num_measurements = self.num_running = 0
         # Seconds of the virtual clock in which something was measured.
         self.seconds = 0.0
         # Raises KeyboardInterrupt at this measurement.
@@ -65,9 +66,13 @@ class SimulatedCluster:
         self._clusters.num_starts += 1
         if reason := self._clusters.refuse(self._candidate, self._memory):
             raise TrialFailed(reason)
+        # The machine is for one at a time.
+        assert not self._clusters.num_running
+        self._clusters.num_running = 1
         return self
 
-    def __exit__(self, *error: object) -> None: ...
+    def __exit__(self, *error: object) -> None:
+        self._clusters.num_running = 0
 
     def measure(self, load: Load) -> dict[str, Any]:
         clusters = self._clusters
