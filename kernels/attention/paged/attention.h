@@ -23,7 +23,7 @@ constexpr int64_t kSegment = 512;
 // registers. With 8 floats and the 3 heads per KV head of many models, 3 x 4 sums would spill (16 registers) and 3 x 2
 // would wait for each other.
 template <class V, int R>
-constexpr int kVectors = V::W == 16 ? 4 : R == 3 ? 3 : kTileVectors<R>;
+constexpr int kVectors = V::W == 16 ? 4 : R == 3 ? 3 : kTileVectors<V, R>;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // Matches AttentionStepStruct in kernels/attention/paged/native.py; the arrays are those of one step.
