@@ -43,7 +43,9 @@ def test_linux_refuses_tiles_and_the_warning_says_why() -> None:
 
 
 @pytest.mark.parametrize("is_permitted", [False, True])
-def test_without_permission_the_path_that_is_next_in_speed_computes(is_permitted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_permission_the_path_that_is_next_in_speed_computes(
+    is_permitted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flags = " ".join(sorted(_AMX.cpu_flags))
     monkeypatch.setattr(Path, "read_text", lambda self: f"flags\t\t: {flags}\n")
     monkeypatch.setattr(build_module, "may_use_tiles", lambda: is_permitted)
