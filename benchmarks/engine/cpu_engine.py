@@ -13,10 +13,11 @@ SmolLM2-135M, greedy, random prompts that no round repeats, every engine in a pr
   the rate if the same tokens, prompts included, took only the time of the fastest linears measured in this run;
 - prefill: tokens/s of one prompt of 1,500 tokens, and its share of the floor;
 - shared_prefix: seconds for 16 requests of 1,088 tokens that share 1,024, 32 out, and arrive together.
-Octavo is measured before and after its peers. Values are medians of the rounds; peak memory is PSS. Classes are none
-(floats of 16 bits and more), int8 and int4; in each, a peer's best form counts. Peers' settings are in
-benchmarks/peers/engines.py. Scripts of benchmarks/peers/ install them; a peer that is not installed is named and left
-out. A class takes about 10 minutes with all peers, of which vLLM needs 2 to start.
+Each line names the kernels that Octavo has for this CPU. Octavo is measured before and after its peers. Values are
+medians of the rounds; peak memory is PSS. Classes are none (floats of 16 bits and more), int8 and int4; in each, a
+peer's best form counts. Peers' settings are in benchmarks/peers/engines.py. Scripts of benchmarks/peers/ install them;
+a peer that is not installed is named and left out. A class takes about 10 minutes with all peers, of which vLLM needs 2
+to start.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from benchmarks.kernels.gemm_floor import GemmFloor
 from benchmarks.peers.engine_process import EngineFailedError, EngineProcess
 from benchmarks.peers.engines import OCTAVO, PEERS, QUANTIZATIONS, EngineSpec, octavo_engine, peer_engines
 from benchmarks.peers.prepare_models import prepare
+from kernels.native.build import path_of_this_cpu
 from worker.weights.quantization.kinds import Quantization
 
 UNITS = {"throughput": "output_tok_s", "prefill": "tok_s", "shared_prefix": "seconds"}
@@ -120,6 +122,8 @@ def _median(figures: list[Figure]) -> float:
 class Run:
     def __init__(self, arguments: argparse.Namespace, log: int) -> None:
         self._arguments, self._log = arguments, log
+        path = path_of_this_cpu()
+        self._cpu = "without AVX2" if path is None else path.name
         self._sizes: Sizes = SMOKE_SIZES if arguments.smoke else Sizes()
         self._concurrencies: list[int] = arguments.concurrency
         self._seed = 0
@@ -170,6 +174,7 @@ class Run:
             "figure": figure.kind,
             "class": comparison.quantization,
             "engine": spec.name,
+            "cpu": self._cpu,
             "concurrency": figure.concurrency,
             UNITS[figure.kind]: round(figure.median, 3),
             "values": [round(value, 3) for value in figure.values],

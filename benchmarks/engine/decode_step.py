@@ -6,8 +6,8 @@ ops.
 
 Every row greedily decodes one token after `context` tokens, whose blocks are in random order. Prints medians in
 milliseconds; with --json an object a line. With --floors, prints each op of a worker's whole step beside its floor: the
-larger of its bytes over the read bandwidth and its operations over the peak rate of the instructions that it uses, both
-measured in the same run. docs/tuning.md explains the rest.
+larger of its bytes over the read bandwidth (of weights in order, of KV in blocks) and its operations over the peak rate
+of the instructions that it uses, both measured in the same run. docs/tuning.md explains the rest.
 """
 
 import argparse
@@ -38,10 +38,8 @@ from worker.step.rows import Rows
 # For each of kFloat32, kBfloat16, kInt8, kGroupedInt8, kInt4, kInt4Zeros of kernels/linear/panels.h: the
 # multiplications that may compute it, best first; a machine uses the first that it has. AVX2 multiplies bf16 and 8-bit
 # weights as int16.
-_MULTIPLIED = (
-    ("float32",), ("bfloat16", "int16"), ("int8", "int16"), ("int8", "int16"), ("int8", "int8_pairs"),
-    ("int8", "int8_pairs"),
-)  # fmt: skip
+_INT8, _INT4 = ("int8", "int16"), ("int8", "int8_pairs")
+_MULTIPLIED = (("float32",), ("bfloat16", "int16"), _INT8, _INT8, _INT4, _INT4)
 
 _OP_NAMES = {
     Op.ATTENTION: "attention",
@@ -170,22 +168,24 @@ def op_floors(
     num_tokens = num_rows * tokens_per_row
     floors: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
 
-    def add(name: str, num_bytes: float, operations: float, rate: float) -> None:
+    def add(name: str, read_seconds: float, operations: float, rate: float) -> None:
         memory, arithmetic = floors[name]
-        floors[name] = (memory + num_bytes / peaks.read * 1e3, arithmetic + operations / rate * 1e3)
+        floors[name] = (memory + read_seconds * 1e3, arithmetic + operations / rate * 1e3)
 
     for op, address in times.seconds:
         if op is Op.LINEAR:
             linear = LinearStruct.from_address(address)
             operations = 2.0 * num_tokens * linear.inputs * linear.outputs * (2 if linear.gated else 1)
             kinds = [kind for kind in _MULTIPLIED[linear.weights] if kind in peaks.operations]
-            add(op_name(op, address), kernels.packed_bytes(address), operations, peaks.operations[kinds[0]])
+            read_seconds = kernels.packed_bytes(address) / peaks.read
+            add(op_name(op, address), read_seconds, operations, peaks.operations[kinds[0]])
     config, name = loaded.config, op_name(Op.ATTENTION, 0)
     keys = float(num_rows * context * config.num_layers)
     num_bytes = keys * 2 * config.num_kv_heads * config.head_size * kv_dtype.itemsize
     # Queries and keys are multiplied in the type of the cache where a CPU can.
-    rate = peaks.operations.get(str(kv_dtype).removeprefix("torch."), peaks.operations["float32"])
-    add(name, num_bytes, keys * tokens_per_row * 4 * config.num_heads * config.head_size, rate)
+    of_dtype = str(kv_dtype).removeprefix("torch.")
+    rate = peaks.operations.get(of_dtype, peaks.operations["float32"])
+    add(name, num_bytes / peaks.read_blocks, keys * tokens_per_row * 4 * config.num_heads * config.head_size, rate)
     return floors
 
 
@@ -226,10 +226,12 @@ def print_floors(arguments: argparse.Namespace, loaded: LoadedModel, kv_dtype: t
     peaks = measure_peaks(arguments.threads)
     rates = {name: round(rate / 1e9, 1) for name, rate in peaks.operations.items()}
     if arguments.json:
-        print(json.dumps({"threads": arguments.threads, "read_gb_s": round(peaks.read / 1e9, 1), "gop_s": rates}))
+        read = {"read_gb_s": round(peaks.read / 1e9, 1), "read_blocks_gb_s": round(peaks.read_blocks / 1e9, 1)}
+        print(json.dumps({"threads": arguments.threads, **read, "gop_s": rates}))
     else:
         print(
-            f"{loaded.model.backend.name}, {arguments.threads} threads; at best {peaks.read / 1e9:.1f} GB/s read, and"
+            f"{loaded.model.backend.name}, {arguments.threads} threads; at best {peaks.read / 1e9:.1f} GB/s read, "
+            f"{peaks.read_blocks / 1e9:.1f} in blocks, and"
         )
         print(", ".join(f"{rate:g} GOP/s of {name}" for name, rate in rates.items()))
     for num_rows in map(int, arguments.batch.split(",")):

@@ -1,4 +1,5 @@
-// Measures a machine's peak rates with some threads: bytes read from memory, and the arithmetic that kernels use.
+// Measures a machine's peak rates with some threads: bytes read from memory, in order and in blocks of the size of KV,
+// and the arithmetic that kernels use.
 // Prints a JSON object. Build with the flags of a set of kernels, -O2 and -pthread.
 #include <immintrin.h>
 #include <sys/mman.h>
@@ -11,6 +12,7 @@
 #include <vector>
 
 static constexpr int64_t kBytes = int64_t{256} << 20;
+static constexpr int64_t kBlockBytes = 4096;  // 16 tokens' keys and values of a KV head of 64 numbers in bf16
 static constexpr int64_t kLoops = 4'000'000;
 static constexpr int kRepeats = 9;
 static constexpr int kSums = 12;  // enough to hide the latency of each, and all in registers
@@ -48,6 +50,16 @@ static void chain(V sum, Step&& step) {
     for (auto& each : sums) __asm__ volatile("" : : "v"(each));
 }
 
+// Reads `bytes` from `start` on.
+static void read_all(const char* start, int64_t bytes) {
+    __m256 sum = _mm256_setzero_ps();
+    for (int64_t i = 0; i < bytes; i += 64) {
+        sum = _mm256_or_ps(sum, _mm256_loadu_ps(reinterpret_cast<const float*>(start + i)));
+        sum = _mm256_or_ps(sum, _mm256_loadu_ps(reinterpret_cast<const float*>(start + i + 32)));
+    }
+    __asm__ volatile("" : : "x"(sum));
+}
+
 int main(int argc, char** argv) {
     const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
     // Operations of all threads, if one step of one sum does `of_step`.
@@ -58,14 +70,17 @@ int main(int argc, char** argv) {
     auto* memory = static_cast<char*>(start);
     std::fill(memory, memory + kBytes, 1);
     const double read = rate(threads, kBytes, [&](int t) {
-        __m256 sum = _mm256_setzero_ps();
-        for (int64_t i = kBytes / 64 * t / threads * 64, end = kBytes / 64 * (t + 1) / threads * 64; i < end; i += 64) {
-            sum = _mm256_or_ps(sum, _mm256_loadu_ps(reinterpret_cast<float*>(memory + i)));
-            sum = _mm256_or_ps(sum, _mm256_loadu_ps(reinterpret_cast<float*>(memory + i + 32)));
-        }
-        __asm__ volatile("" : : "x"(sum));
+        const int64_t first = kBytes / 64 * t / threads * 64, end = kBytes / 64 * (t + 1) / threads * 64;
+        read_all(memory + first, end - first);
     });
-    std::printf("{\"read\": %.4g", read);
+    // As attention does: in an order that no prefetcher knows.
+    constexpr int64_t kNumBlocks = kBytes / kBlockBytes, kStep = 40503;  // odd: visits each block once
+    const double read_blocks = rate(threads, kBytes, [&](int t) {
+        for (int64_t i = kNumBlocks * t / threads; i < kNumBlocks * (t + 1) / threads; i++) {
+            read_all(memory + i * kStep % kNumBlocks * kBlockBytes, kBlockBytes);
+        }
+    });
+    std::printf("{\"read\": %.4g, \"read_blocks\": %.4g", read, read_blocks);
 #ifdef __AVX512F__
     const __m512 one = _mm512_set1_ps(1.0f);
     std::printf(", \"float32\": %.4g", rate(threads, operations(32), [&](int) {

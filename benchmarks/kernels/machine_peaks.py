@@ -13,10 +13,11 @@ from kernels.native.build import path_of_this_cpu
 class MachinePeaks:
     """Peak rates per second, with some number of threads."""
 
-    # Bytes read from memory.
+    # Bytes read from memory, in order; and in blocks of 4 KiB in another order, as attention reads KV.
     read: float
+    read_blocks: float
     # Operations (a product and its addition are two), by the type that is multiplied: float32; int16 (vpmaddwd) and
-    # int8_pairs (vpmaddubsw) with AVX2; bfloat16 (vdpbf16ps) and int8 (vpdpbusd) where the kernels use them.
+    # int8_pairs (vpmaddubsw) with AVX2; bfloat16 (vdpbf16ps) and int8 (vpdpbusd) with AVX-512.
     operations: dict[str, float]
 
 
@@ -35,4 +36,4 @@ def measure_peaks(threads: int) -> MachinePeaks:
             raise RuntimeError("floors need a C++ compiler: apt-get install g++") from None
         output = subprocess.run([program, str(threads)], check=True, capture_output=True, text=True).stdout
     rates: dict[str, float] = json.loads(output)
-    return MachinePeaks(read=rates.pop("read"), operations=rates)
+    return MachinePeaks(read=rates.pop("read"), read_blocks=rates.pop("read_blocks"), operations=rates)

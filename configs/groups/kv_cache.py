@@ -23,6 +23,13 @@ class CacheOptions(BaseModel):
         gt=0,
         le=4096,
     )
+    populate_kv_cache: bool = option(
+        CACHE,
+        False,
+        "Allocate all KV memory of a CPU worker right after its start, in a thread beside the first steps. Else the "
+        "system allocates and zeroes each part when a step first writes it, which slows down prompts until all blocks "
+        "have been used once, and memory that is never used costs nothing.",
+    )
     num_blocks_override: int = option(
         CACHE,
         0,

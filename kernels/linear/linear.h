@@ -16,11 +16,12 @@
 namespace octavo {
 
 // Computes R rows from row r on, times panels [begin, end). This is tile `nth` of `tiles` that read the same panels:
-// each prefetches its share of the next panel while it computes, so that memory is read at an even pace.
+// each prefetches its share of the next panel while it computes, so that memory is read at an even pace. A tile that has
+// a panel for itself prefetches a little ahead of its own place.
 template <class V, int R, class A, class T, class Output>
 void tile(const Linear& linear, const Output& output, const A* a, int64_t lda, int64_t r, int64_t begin, int64_t end,
           int64_t nth, int64_t tiles) {
-    constexpr int N = kTileVectors<R>;
+    constexpr int N = kTileVectors<V, R>;
     constexpr int kPair = sizeof(T) == 2 ? 2 : 1;
     constexpr int64_t kStride = kPanel<V> * kPair;
     const int64_t count = linear.inputs;
@@ -34,10 +35,12 @@ void tile(const Linear& linear, const Output& output, const A* a, int64_t lda, i
             b[v] = panels + std::min(p + v / 2, end - 1) * panel_size + v % 2 * V::W * kPair;
             for (int i = 0; i < R; i++) acc[i][v] = V::zero();
         }
+        for (int i = 0; tiles > 1 && i < R; i++) output.prefetch(r + i, p);
         const int64_t bytes = panel_size * sizeof(T), step = kStride * sizeof(T);
-        const char* next = reinterpret_cast<const char*>(panels + (p + end - begin) * panel_size);
-        accumulate(acc, a + r * lda, lda, b, kStride, count,
-                   Ahead<N / 2>{next + bytes * nth / tiles, bytes, step / tiles});
+        const char* panel = reinterpret_cast<const char*>(panels + p * panel_size);
+        const char* ahead = panel + (end - begin) * bytes + bytes * nth / tiles;
+        if (N == 2 && tiles == 1) ahead = panel + kPrefetchedAhead;
+        accumulate(acc, a + r * lda, lda, b, kStride, count, Ahead<N / 2>{ahead, bytes, step / tiles});
         for (int v = 0; v < N && p + v / 2 < end; v += 2) {
             for (int i = 0; i < R; i++) output.panel({acc[i][v], acc[i][v + 1]}, r + i, p + v / 2);
         }
@@ -59,7 +62,7 @@ void block(const Linear& linear, const Output& output, const A* a, int64_t lda, 
            int64_t begin, int64_t end) {
     const int64_t rows = last - first;
     const int64_t tiles = (rows + kTileRows<V> - 1) / kTileRows<V>;
-    const int64_t panels_at_once = rows == 1 ? 4 : rows == 2 ? 2 : 1;
+    const int64_t panels_at_once = (rows == 1 ? kTileVectors<V, 1> : rows == 2 ? kTileVectors<V, 2> : 2) / 2;
     for (int64_t p = begin; p < end; p += panels_at_once) {
         for (int64_t i = 0; i < tiles; i++) {
             int64_t top = first + rows * i / tiles, bottom = first + rows * (i + 1) / tiles;

@@ -1,7 +1,8 @@
 // Outputs of a linear layer: what is done with its sums.
 //
 // An Output has `void panel(const V (&acc)[2], int64_t r, int64_t p) const`: tiles call it once for each of their
-// rows r and panels p, in any order and from any thread, with the sums of the panel's columns, before the bias.
+// rows r and panels p, in any order and from any thread, with the sums of the panel's columns, before the bias. Before
+// they compute those sums they may call `void prefetch(int64_t r, int64_t p) const`.
 #pragma once
 
 #include <algorithm>
@@ -50,6 +51,13 @@ struct StoreOutput {
     const Linear& linear;
     float* y;
     Epilogue epilogue;
+
+    // Into L1: rows are far apart, so that the outputs of a panel miss the caches when there are many rows.
+    void prefetch(int64_t r, int64_t p) const {
+        const int64_t width = linear.gated ? V::W : kPanel<V>;
+        const float* place = y + r * linear.outputs + p * width;
+        for (int64_t i = 0; i < width; i += 16) _mm_prefetch(reinterpret_cast<const char*>(place + i), _MM_HINT_T0);
+    }
 
     void panel(const V (&acc)[2], int64_t r, int64_t p) const {
         const V first = with_bias(acc[0], 0, p), second = with_bias(acc[1], 1, p);
@@ -111,6 +119,8 @@ struct ArgmaxOutput {
         std::memcpy(&value, &bits, 4);
         return value;
     }
+
+    void prefetch(int64_t, int64_t) const {}
 
     static int64_t column(uint64_t key) { return ~static_cast<uint32_t>(key); }
 

@@ -34,6 +34,8 @@ class NativePath:
     rounds_inputs: bool
     # True if attention over a bfloat16 cache rounds queries and weights to bfloat16.
     rounds_queries: bool
+    # Instructions of the CPUs on which a later path is faster.
+    slow_with: frozenset[str] = frozenset()
 
 
 _AVX512_CPU = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "fma", "f16c"})
@@ -41,18 +43,19 @@ _AVX512_COMPILER = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mav
 
 _AVX512_BF16_CPU, _AVX512_BF16_COMPILER = _AVX512_CPU | {"avx512_bf16"}, (*_AVX512_COMPILER, "-mavx512bf16")
 
-# A CPU's path is the first one that it can run.
+# A CPU's path is the first one that it can run and that is not slow there.
 PATHS = (
     # Intel's Xeons from Sapphire Rapids on.
     NativePath(
         name="amx-bf16",
         source="amx_bf16.cpp",
-        cpu_flags=_AVX512_BF16_CPU | {"amx_tile", "amx_bf16"},
-        compiler_flags=(*_AVX512_BF16_COMPILER, "-mamx-tile", "-mamx-bf16"),
+        cpu_flags=_AVX512_BF16_CPU | {"amx_tile", "amx_bf16", "amx_int8"},
+        compiler_flags=(*_AVX512_BF16_COMPILER, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
         rounds_inputs=True,
         rounds_queries=True,
     ),
-    # AMD from Zen 4 on; Intel's Cooper Lake.
+    # AMD from Zen 4 on; Intel's Cooper Lake. Where there is AMX, vdpbf16ps has half the rate of float32's fma, and the
+    # next path is up to 1.6 times as fast: it computes if the tiles may not be used.
     NativePath(
         name="avx512-bf16",
         source="avx512_bf16.cpp",
@@ -60,6 +63,7 @@ PATHS = (
         compiler_flags=_AVX512_BF16_COMPILER,
         rounds_inputs=True,
         rounds_queries=True,
+        slow_with=frozenset({"amx_tile"}),
     ),
     # Intel's Cascade Lake, Ice Lake and Tiger Lake.
     NativePath(
@@ -83,22 +87,26 @@ PATHS = (
 
 def path_of_this_cpu() -> NativePath | None:
     """The best path for this CPU, or None if no kernels support it."""
-    flags = flags_of_this_cpu()
-    return next((path for path in PATHS if path.cpu_flags <= flags), None)
+    flags, all_flags = flags_of_this_cpu(), _cpuinfo_flags()
+    return next((path for path in PATHS if path.cpu_flags <= flags and not path.slow_with & all_flags), None)
 
 
 def flags_of_this_cpu() -> frozenset[str]:
     """The instructions that this process may use, by their names in /proc/cpuinfo; empty where there is no such
     file."""
+    flags = _cpuinfo_flags()
+    if "amx_tile" in flags and not may_use_tiles():
+        return frozenset(flag for flag in flags if not flag.startswith("amx_"))
+    return flags
+
+
+def _cpuinfo_flags() -> frozenset[str]:
     cpuinfo = Path("/proc/cpuinfo")
     if not cpuinfo.exists():
         return frozenset()
     for line in cpuinfo.read_text().splitlines():
         if line.startswith("flags"):
-            flags = frozenset(line.partition(":")[2].split())
-            if "amx_tile" in flags and not may_use_tiles():
-                return frozenset(flag for flag in flags if not flag.startswith("amx_"))
-            return flags
+            return frozenset(line.partition(":")[2].split())
     return frozenset()
 
 

@@ -7,8 +7,12 @@ A page is allocated, zeroed, at its first write, from the memory of the writing 
 weights and write KV are those that read them later, as far as the pool assigns tasks alike.
 """
 
+import ctypes
+import logging
 import math
 import mmap
+import os
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -18,6 +22,11 @@ _HUGE_PAGE = 2 * 2**20
 # Small compared with a model, large compared with the waste at its end.
 _MAPPING = 32 * 2**20
 _SMALL = 2**20
+# Populated at a time: some milliseconds of one core.
+_PORTION = 8 * 2**20
+_MADV_POPULATE_WRITE = 23  # Linux 5.14
+
+_log = logging.getLogger("octavo.kernels")
 
 
 class WeightMemory:
@@ -42,6 +51,39 @@ def huge_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     num_elements = math.prod(shape)
     mapping, offset = _map(num_elements * dtype.itemsize)
     return torch.frombuffer(mapping, dtype=dtype, count=num_elements, offset=offset).view(*shape)
+
+
+def populate(tensors: Sequence[torch.Tensor]) -> None:
+    """Has the system allocate the memory of tensors from `huge_zeros` that is not yet written, a portion of each tensor
+    in turn; changes no number. Raises OSError where the system cannot."""
+    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    for done in range(0, max(tensor.nbytes for tensor in tensors), _PORTION):
+        for tensor in tensors:
+            num_bytes = min(_PORTION, tensor.nbytes - done)
+            if num_bytes > 0 and madvise(tensor.data_ptr() + done, num_bytes, _MADV_POPULATE_WRITE) != 0:
+                error = ctypes.get_errno()
+                raise OSError(error, os.strerror(error))
+
+
+def populate_in_background(tensors: Sequence[torch.Tensor], cores: Sequence[int]) -> threading.Thread:
+    """Populates tensors in a thread of low priority, on any of the cores (none: all), so that computing goes on. Logs a
+    warning where the system cannot."""
+
+    def run() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        if cores:
+            os.sched_setaffinity(0, cores)
+        try:
+            populate(tensors)
+        except OSError as error:
+            _log.warning(
+                "memory is allocated by the steps that first write it: madvise: %s (Linux 5.14 can)", error.strerror
+            )
+
+    thread = threading.Thread(target=run, name="populate", daemon=True)
+    thread.start()
+    return thread
 
 
 def passing_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 from configs.options import Options
 from kernels.backend import Backend
 from kernels.cpu_backend import cpu_backend
+from kernels.native.memory import populate_in_background
 from runtime.model_files import resolve_model
 from worker.cpu.cache_sizes import cache_sizes, items_share_cache
 from worker.cpu.draft_build import load_draft_model
@@ -159,6 +160,8 @@ def build_cpu_runner(
         if backend.shard.is_first and backend.experts.is_first:
             watch_experts(executor.expert_load)
     log_ready(info, seconds=time.monotonic() - start, num_swap_blocks=num_swap_blocks)
+    if options.populate_kv_cache:
+        populate_in_background(kv_cache.layers, cores)
     return runner
 
 

@@ -10,46 +10,22 @@ CPU time that each part uses more for as many tokens. Takes under six minutes; -
 import argparse
 import http.client
 import json
-import multiprocessing
-import selectors
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from multiprocessing.connection import Connection
 from statistics import median
 
 import psutil
 
 from benchmarks.clients.watching.browser import BrowserError, chromium
+from benchmarks.clients.watching.feed_readers import FEED
 from benchmarks.clients.watching.load import HOST, Cluster, cluster, loaded
 
-_FEED = "/console/data/feed"
 _PAGE_S = 15.0
 _COUNT = b"octavo_generation_tokens_total "
 _NONE = "none"
-
-
-def read_feeds(port: int, count: int, control: Connection) -> None:
-    """Reads feeds as pages do, until told to end; tells how many bytes there were. Runs in a process of its own."""
-    connections = [http.client.HTTPConnection(HOST, port, timeout=30) for _ in range(count)]
-    chosen, num_bytes = selectors.DefaultSelector(), 0
-    for each in connections:
-        each.request("GET", _FEED)
-        answer = each.getresponse()
-        if answer.status != 200:
-            raise SystemExit(f"{_FEED}: HTTP {answer.status}")
-        chosen.register(each.sock, selectors.EVENT_READ)
-    chosen.register(control, selectors.EVENT_READ)
-    control.send(count)
-    while True:
-        for key, _ in chosen.select():
-            if key.fileobj is control:
-                control.send(num_bytes)
-                return
-            # Past http.client, whose parts and chunks would cost more than the reading.
-            if not (part := key.fileobj.recv(1 << 18)):  # type: ignore[union-attr]
-                raise SystemExit("the router ended a feed")
-            num_bytes += len(part)
 
 
 @contextmanager
@@ -58,18 +34,18 @@ def consoles(running: Cluster, count: int) -> Iterator[psutil.Process | None]:
     if not count:
         yield None
         return
-    own, its = multiprocessing.Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=read_feeds, args=(running.http_port, count, its))
-    process.start()
-    its.close()
-    try:
-        assert own.recv() == count
-        yield psutil.Process(process.pid)
-        own.send(None)
-        assert own.recv() > 0, "nothing was read"
-    finally:
-        process.join(10)
-        process.kill()
+    command = [sys.executable, "-m", "benchmarks.clients.watching.feed_readers", str(running.http_port), str(count)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            assert int(process.stdout.readline()) == count
+            yield psutil.Process(process.pid)
+            process.stdin.close()
+            assert int(process.stdout.readline()) > 0, "nothing was read"
+        finally:
+            process.kill()
 
 
 def count_page(running: Cluster) -> dict[str, float]:
@@ -82,7 +58,7 @@ def count_page(running: Cluster) -> dict[str, float]:
         began = time.monotonic()
         time.sleep(_PAGE_S)
         seconds = time.monotonic() - began
-        feeds = [url for url in page.requests if url.endswith(_FEED)]
+        feeds = [url for url in page.requests if url.endswith(FEED)]
         assert len(feeds) == 1, f"a page opens {len(feeds)} feeds"
         return {
             "requests": opening[0], "bytes": opening[1],

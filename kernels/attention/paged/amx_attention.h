@@ -1,14 +1,17 @@
 // Attention over a bf16 cache by AMX tiles: 16 query heads x 32 numbers of a head by 16 positions' keys, and 16 query
 // heads x 16 positions by 16 numbers of their values.
 //
-// The order of every sum is fixed: scores add up in steps of 32 numbers, values in steps of 16 positions counted from
-// the sequence's start. So results depend on what those of attention.h depend on, and on no more.
+// All scores of a segment are computed before its weights: a query has one maximum and one sum a segment, and its values
+// add up in tile registers. The order of every sum is fixed: scores add up in steps of 32 numbers, weights and values in
+// steps of 16 positions counted from the segment's start. A weight of a position that a query does not see is 0, and
+// changes no bit. So results depend on what those of attention.h depend on, and on no more.
 #pragma once
 
 #include <atomic>
 #include <cstring>
 
 #include "../../native/cpp/amx.h"
+#include "../../native/cpp/unroll.h"
 #include "../../native/cpp/vec16.h"
 #include "../../linear/dots/dots_bf16.h"
 #include "attention.h"
@@ -23,6 +26,17 @@ inline TileShapes attention_tiles(int64_t rows) {
     return {1, 0, {}, {64, 64, 64, 64, 64, 64, 32, 64}, {own, own, own, own, own, 16, own, 8}};
 }
 
+// 2^x for a weight, which is then rounded to bf16: within 3e-6. 1 for 0; 0 for -infinity; NaN for NaN.
+inline V16 exp2_of_weight(V16 x) {
+    const V16 f = {_mm512_reduce_ps(x.x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};  // x - floor(x)
+    V16 y = V16::all(1.3426685532e-2f);
+    y = fma(y, f, V16::all(5.2242472200e-2f));
+    y = fma(y, f, V16::all(2.4128020570e-1f));
+    y = fma(y, f, V16::all(6.9304484478e-1f));
+    y = fma(y, f, V16::all(1.0f));
+    return {_mm512_scalef_ps(y.x, x.x)};  // y 2^floor(x)
+}
+
 class AmxAttention : public TileAttention<V16, bf16, bf16> {
     using Base = TileAttention<V16, bf16, bf16>;
 
@@ -32,46 +46,64 @@ public:
     static bool fits(const AttentionStep& step) { return step.head_size % kNumbers == 0; }
 
     AmxAttention(const AttentionStep& step, const bf16* cache, const Scores& scores, const Item& item, int64_t kv_head)
-        : Base(step, cache, scores, item, kv_head, kChunk * step.head_size) {}
+        : Base(step, cache, scores, item, kv_head, num_copied(step) / 2 + kRows * kLine) {
+        scores_ = extra_ + num_copied(step) / 2;
+    }
 
     // Like TileAttention's.
     const Running& compute(const float* q, int64_t stride, int64_t first_segment, int64_t end_segment) {
         const TilesInUse tiles(attention_tiles(rows_));
-        return Base::compute(q, stride, first_segment, end_segment,
-                             [&](int64_t base, int64_t count) { chunk(base, count); });
+        return Base::compute<kSegment>(q, stride, first_segment, end_segment,
+                                       [&](int64_t base, int64_t count) { segment(base, count); });
     }
 
 private:
-    static constexpr int64_t kRows = 16, kPositions = 16, kNumbers = 32;
+    static constexpr int64_t kRows = 16, kPositions = 16, kNumbers = 32, kGroups = kSegment / kPositions;
+    // Groups whose scores are in registers together.
+    static constexpr int64_t kTogether = 4;
+    // Scores of a row, apart by no multiple of 4 KiB.
+    static constexpr int64_t kLine = kSegment + 16;
 
-    // Adds positions [base, base + count).
-    void chunk(int64_t base, int64_t count) {
-        find(base, count);
-        // The compiler does not know that tile instructions read memory.
-        std::atomic_signal_fence(std::memory_order_seq_cst);
-        for (int64_t r = 0; r < rows_; r += kRows) score(r, vectors_of(count));
-        for (int64_t r = 0; r < rows_; r++) weigh(r, base, count);
-        std::atomic_signal_fence(std::memory_order_seq_cst);
-        for (int64_t r = 0; r < rows_; r += kRows) add_values(r, vectors_of(count));
+    // Numbers of keys and values that are copied: see find.
+    static int64_t num_copied(const AttentionStep& step) {
+        return (step.block_size < kPositions ? 2 * kSegment : kPositions) * step.head_size;
     }
 
-    // Finds the keys and values of each 16 positions of the chunk, and of the next chunk's keys. Blocks of 8 positions
-    // are copied in twos. The last values are copied with zeros behind them: what lies there may be NaN, and 0 times
-    // NaN is not 0.
-    void find(int64_t base, int64_t count) {
-        Base::find(base, count);
+    // Adds positions [base, base + count), which are a segment or its beginning.
+    void segment(int64_t base, int64_t count) {
+        const int64_t from = std::max<int64_t>(0, begin_ - base) / kPositions, to = vectors_of(count);
+        find(base, count, from);
+        for (int64_t r = 0; r < rows_; r += kRows) {
+            // The compiler does not know that tile instructions read memory.
+            std::atomic_signal_fence(std::memory_order_seq_cst);
+            for (int64_t v = from; v < to; v += kTogether) score(r, v, std::min(kTogether, to - v), to);
+            for (int64_t i = r; i < std::min(r + kRows, rows_); i++) weigh(i, base, count, from);
+            std::atomic_signal_fence(std::memory_order_seq_cst);
+            for (int64_t first = 0; first < step_.head_size; first += 4 * W) add_values(r, first, from, to);
+        }
+    }
+
+    // Finds the keys and values of each 16 positions from group `from` on. Blocks of 8 positions are copied in twos. The
+    // last values are copied with zeros behind them: what lies there may be NaN, and 0 times NaN is not 0.
+    void find(int64_t base, int64_t count, int64_t from) {
         const int64_t size = step_.head_size;
+        const bool in_twos = step_.block_size < kPositions;
         key_stride_ = std::max(kPositions, int64_t{step_.block_size}) * 2;
         bf16* copy = reinterpret_cast<bf16*>(extra_);
-        for (int64_t v = 0; v < vectors_of(count); v++, copy += 2 * kPositions * size) {
+        for (int64_t v = from; v < vectors_of(count); v++) {
             const int64_t position = base + v * kPositions, held = std::min(kPositions, count - v * kPositions);
-            if (step_.block_size < kPositions) {
+            const int64_t block = table_[position >> block_shift_], offset = position & (step_.block_size - 1);
+            keys_[v] = cache_ + layout_.keys(block, kv_head_) + layout_.key(offset, 0);
+            values_[v] = cache_ + layout_.values(block, kv_head_) + layout_.value(offset, 0);
+            if (in_twos) {
                 copy_keys(position, held, copy);
                 keys_[v] = copy;
+                copy += kPositions * size;
             }
-            if (step_.block_size < kPositions || held < kPositions) {
-                copy_values(position, held, copy + kPositions * size);
-                values_[v] = copy + kPositions * size;
+            if (in_twos || held < kPositions) {
+                copy_values(position, held, copy);
+                values_[v] = copy;
+                copy += kPositions * size;
             }
         }
     }
@@ -100,14 +132,18 @@ private:
         }
     }
 
-    // Computes the scores of 16 rows, and prefetches the values of the same positions, which are needed next.
-    void score(int64_t r, int64_t groups) {
+    // Computes the scores of 16 rows for `groups` groups from group v on. The first rows prefetch the next groups' keys
+    // and the values of these, which are needed next.
+    void score(int64_t r, int64_t v, int64_t groups, int64_t to) {
         const int64_t size = step_.head_size;
-        for (int64_t v = 0; r == 0 && v < groups; v++) prefetch(values_[v], kPositions * size);
+        for (int64_t i = v; r == 0 && i < v + groups; i++) {
+            if (i + kTogether < to) prefetch<_MM_HINT_T0>(keys_[i + kTogether], kPositions * size);
+            prefetch<_MM_HINT_T1>(values_[i], kPositions * size);
+        }
         zero_sums();
         for (int64_t i = 0; i < size; i += kNumbers) {
             _tile_loadd(4, queries_ + r * size + i, size * 2);
-            auto keys = [&](int64_t v) { return keys_[v] + i / 2 * key_stride_; };
+            auto keys = [&](int64_t group) { return keys_[v + group] + i / 2 * key_stride_; };
             _tile_loadd(5, keys(0), key_stride_ * 2);
             _tile_dpbf16ps(0, 4, 5);
             if (groups > 1) {
@@ -123,50 +159,85 @@ private:
                 _tile_dpbf16ps(3, 4, 5);
             }
         }
-        float* scores = scores_ + r * kChunk;
-        constexpr int64_t kStride = kChunk * sizeof(float);
+        float* scores = scores_ + v * W;
+        constexpr int64_t kStride = kLine * sizeof(float);
         _tile_stored(0, scores, kStride);
-        _tile_stored(1, scores + W, kStride);
-        _tile_stored(2, scores + 2 * W, kStride);
-        _tile_stored(3, scores + 3 * W, kStride);
+        if (groups > 1) _tile_stored(1, scores + W, kStride);
+        if (groups > 2) _tile_stored(2, scores + 2 * W, kStride);
+        if (groups > 3) _tile_stored(3, scores + 3 * W, kStride);
     }
 
-    // Adds the weighted values of 16 rows, and prefetches the keys of the next chunk.
-    void add_values(int64_t r, int64_t groups) {
-        const int64_t size = step_.head_size;
-        for (int64_t v = 0; r == 0 && v < groups; v++) {
-            prefetch(reinterpret_cast<const bf16*>(next_keys_[v]), kPositions * size);
+    // The scores of row r, and its weights, which take their place.
+    float* scores(int64_t r) { return scores_ + r % kRows * kLine; }
+    bf16* weights(int64_t r) { return reinterpret_cast<bf16*>(scores(r)); }
+
+    // Turns row r's scores from group `from` on into weights.
+    void weigh(int64_t r, int64_t base, int64_t count, int64_t from) {
+        const int64_t position = first_position_ + r / group_;
+        const int64_t end = std::min(count, position + 1 - base);
+        const int64_t begin = std::max<int64_t>(0, step_.first_key(position) - base);
+        const int64_t to = vectors_of(count);
+        float* scores = this->scores(r);
+        if (begin >= end) {  // part_ is clear
+            std::fill(weights(r) + from * W, weights(r) + to * W, bf16{0});
+            return;
         }
-        constexpr int64_t kWeights = kChunk * sizeof(float);
-        for (int64_t first = 0; first < size; first += 4 * W) {
-            float* sums = part_.values + r * size + first;
-            const int64_t columns = std::min<int64_t>(4, (size - first) / W);  // an even number
-            _tile_loadd(0, sums, size * 4);
-            _tile_loadd(1, sums + W, size * 4);
+        if (how_.soft_cap > 0) cap(scores + from * W, to - from);
+        std::fill(scores + from * W, scores + begin, kNothing);
+        std::fill(scores + end, scores + to * W, kNothing);
+        V16 most[4] = {V16::all(kNothing), V16::all(kNothing), V16::all(kNothing), V16::all(kNothing)};
+        V16 total[4] = {};
+        each_group(from, to, [&](int64_t v, auto i) OCTAVO_INLINED {
+            most[i] = max(most[i], V16::load(scores + v * W));
+        });
+        const float maximum = largest(max(max(most[0], most[1]), max(most[2], most[3])));
+        each_group(from, to, [&](int64_t v, auto i) OCTAVO_INLINED {
+            const V16 weight = exp2_of_weight(V16::load(scores + v * W) - V16::all(maximum));
+            total[i] = total[i] + store_as_bf16(weight, weights(r) + v * W);
+        });
+        part_.maxima[r] = maximum;
+        part_.sums[r] = sum(add_by_eights(V8::zero(), (total[0] + total[1]) + (total[2] + total[3])));
+    }
+
+    // Calls f(v, constant v % 4) for the groups [from, to).
+    template <class F>
+    static OCTAVO_INLINED void each_group(int64_t from, int64_t to, F&& f) {
+        for (int64_t v = from / 4 * 4; v < to; v += 4) {
+            if (v >= from && v + 4 <= to) {
+                unroll<4>([&](auto i) OCTAVO_INLINED { f(v + i, i); });
+            } else {
+                unroll<4>([&](auto i) OCTAVO_INLINED {
+                    if (v + i >= from && v + i < to) f(v + i, i);
+                });
+            }
+        }
+    }
+
+    // Adds up the weighted values of 16 rows, numbers `first` to first + 63.
+    void add_values(int64_t r, int64_t first, int64_t from, int64_t to) {
+        const int64_t size = step_.head_size, columns = std::min<int64_t>(4, (size - first) / W);  // an even number
+        constexpr int64_t kWeights = kLine * sizeof(float);
+        zero_sums();
+        for (int64_t v = from; v < to; v++) {
+            const bf16* values = values_[v] + 2 * first;
+            _tile_loadd(6, weights(r) + v * kPositions, kWeights);
+            _tile_loadd(7, values, size * 4);
+            _tile_dpbf16ps(0, 6, 7);
+            _tile_loadd(7, values + 2 * W, size * 4);
+            _tile_dpbf16ps(1, 6, 7);
             if (columns > 2) {
-                _tile_loadd(2, sums + 2 * W, size * 4);
-                _tile_loadd(3, sums + 3 * W, size * 4);
+                _tile_loadd(7, values + 4 * W, size * 4);
+                _tile_dpbf16ps(2, 6, 7);
+                _tile_loadd(7, values + 6 * W, size * 4);
+                _tile_dpbf16ps(3, 6, 7);
             }
-            for (int64_t v = 0; v < groups; v++) {
-                const bf16* values = values_[v] + 2 * first;
-                _tile_loadd(6, weights(r) + v * kPositions, kWeights);
-                _tile_loadd(7, values, size * 4);
-                _tile_dpbf16ps(0, 6, 7);
-                _tile_loadd(7, values + 2 * W, size * 4);
-                _tile_dpbf16ps(1, 6, 7);
-                if (columns > 2) {
-                    _tile_loadd(7, values + 4 * W, size * 4);
-                    _tile_dpbf16ps(2, 6, 7);
-                    _tile_loadd(7, values + 6 * W, size * 4);
-                    _tile_dpbf16ps(3, 6, 7);
-                }
-            }
-            _tile_stored(0, sums, size * 4);
-            _tile_stored(1, sums + W, size * 4);
-            if (columns > 2) {
-                _tile_stored(2, sums + 2 * W, size * 4);
-                _tile_stored(3, sums + 3 * W, size * 4);
-            }
+        }
+        float* sums = part_.values + r * size + first;
+        _tile_stored(0, sums, size * 4);
+        _tile_stored(1, sums + W, size * 4);
+        if (columns > 2) {
+            _tile_stored(2, sums + 2 * W, size * 4);
+            _tile_stored(3, sums + 3 * W, size * 4);
         }
     }
 
@@ -177,11 +248,14 @@ private:
         _tile_zero(3);
     }
 
+    template <_mm_hint kHint>
     static void prefetch(const bf16* place, int64_t count) {
-        for (int64_t i = 0; i < count; i += 64 / sizeof(bf16)) _mm_prefetch(place + i, _MM_HINT_T0);
+        for (int64_t i = 0; i < count; i += 64 / sizeof(bf16)) _mm_prefetch(place + i, kHint);
     }
 
+    float* scores_;       // of 16 rows, kLine apart
     int64_t key_stride_;  // numbers between pairs of a key
+    const bf16 *keys_[kGroups], *values_[kGroups];
 };
 
 }  // namespace octavo

@@ -23,7 +23,7 @@ constexpr int64_t kSegment = 512;
 // registers. With 8 floats and the 3 heads per KV head of many models, 3 x 4 sums would spill (16 registers) and 3 x 2
 // would wait for each other.
 template <class V, int R>
-constexpr int kVectors = V::W == 16 ? 4 : R == 3 ? 3 : kTileVectors<R>;
+constexpr int kVectors = V::W == 16 ? 4 : R == 3 ? 3 : kTileVectors<V, R>;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // Matches AttentionStepStruct in kernels/attention/paged/native.py; the arrays are those of one step.
@@ -113,8 +113,8 @@ public:
 
     // q: this step's queries, `stride` floats a token. Returns the unnormalized result, valid until the next call.
     const Running& compute(const float* q, int64_t stride, int64_t first_segment, int64_t end_segment) {
-        return compute(q, stride, first_segment, end_segment,
-                       [&](int64_t base, int64_t count) { chunk(base, count); });
+        return compute<kChunk>(q, stride, first_segment, end_segment,
+                               [&](int64_t base, int64_t count) { chunk(base, count); });
     }
 
     int64_t rows() const { return rows_; }
@@ -159,17 +159,17 @@ protected:
         whole_ = {part_.sums + room, part_.sums + 2 * room, part_.values + room * size};
     }
 
-    // chunk(base, count): adds positions [base, base + count) to part_.
-    template <class Chunk>
-    const Running& compute(const float* q, int64_t stride, int64_t first_segment, int64_t end_segment, Chunk&& chunk) {
+    // add(base, count): adds positions [base, base + count) to part_, at most kSize of a segment.
+    template <int64_t kSize, class Add>
+    const Running& compute(const float* q, int64_t stride, int64_t first_segment, int64_t end_segment, Add&& add) {
         load_queries(q, stride);
         const int64_t size = step_.head_size;
         whole_.clear(rows_, size);
         for (int64_t segment = first_segment; segment < end_segment; segment++) {
             part_.clear(rows_, size);
             const int64_t stop = std::min(end_, (segment + 1) * kSegment);
-            for (int64_t base = segment * kSegment; base < stop; base += kChunk) {
-                if (base + kChunk > begin_) chunk(base, std::min(kChunk, stop - base));
+            for (int64_t base = segment * kSegment; base < stop; base += kSize) {
+                if (base + kSize > begin_) add(base, std::min(kSize, stop - base));
             }
             whole_.template fold<V>(part_, rows_, size);
         }

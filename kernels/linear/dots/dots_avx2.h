@@ -34,7 +34,7 @@ inline V8 load_halves(const char* p) {
 template <bool kGrouped>
 struct Int8Dots : TileByTile<Int8Dots<kGrouped>> {
     using V = V8;
-    using Inputs = QuantizedRows<int16_t>;
+    using Inputs = QuantizedRows<int16_t, V8, 12>;
     using Value = Inputs::Value;
     static constexpr int kRows = 6;
     static constexpr int64_t kColumns = kPanel<V>;
@@ -69,10 +69,11 @@ struct Int8Dots : TileByTile<Int8Dots<kGrouped>> {
     __attribute__((noinline)) static void sums(V (&acc)[R][2], const Inputs& rows, int64_t first,
                                                const char* panel, Fetch ahead) {
         for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = V::zero();
-        for (int64_t b = 0; b < rows.blocks; b++, panel += kBlockBytes) {
+        int64_t place = rows.place(first);
+        for (int64_t b = 0; b < rows.blocks; b++, place += rows.apart, panel += kBlockBytes) {
             ahead(b);
-            const Value* values = rows.values + (b * rows.rows + first) * kBlock;
-            const float* scales = rows.scales + b * rows.rows + first;
+            const Value* values = rows.values + place * kBlock;
+            const float* scales = rows.scales + place;
             __m256i dots[R][2];
             unroll<R>([&](auto r) OCTAVO_INLINED { dots[r][0] = dots[r][1] = _mm256_setzero_si256(); });
             for (int k = 0; k < kBlock / 2; k++) {
@@ -114,7 +115,7 @@ struct Int8Dots : TileByTile<Int8Dots<kGrouped>> {
 template <bool kZeros>
 struct Int4Dots : Int4Panels<V8>, TileByTile<Int4Dots<kZeros>> {
     using V = V8;
-    using Inputs = QuantizedRows<int8_t>;
+    using Inputs = QuantizedRows<int8_t, V8, 12>;
     using Value = Inputs::Value;
     static constexpr int kRows = 6;
 
@@ -123,11 +124,12 @@ struct Int4Dots : Int4Panels<V8>, TileByTile<Int4Dots<kZeros>> {
                                                const char* panel, Fetch ahead) {
         const __m256i nibble = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
         for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = V::zero();
-        for (int64_t b = 0; b < rows.blocks; b++, panel += kBlockBytes) {
+        int64_t place = rows.place(first);
+        for (int64_t b = 0; b < rows.blocks; b++, place += rows.apart, panel += kBlockBytes) {
             ahead(b);
-            const Value* values = rows.values + (b * rows.rows + first) * kBlock;
-            const float* scales = rows.scales + b * rows.rows + first;
-            const float* offsets = rows.offsets + b * rows.rows + first;
+            const Value* values = rows.values + place * kBlock;
+            const float* scales = rows.scales + place;
+            const float* offsets = rows.offsets + place;
             __m256i dots[R][2];
             unroll<kBlock / 8>([&](auto k) OCTAVO_INLINED {
                 const __m256i* quads = reinterpret_cast<const __m256i*>(panel + k * 4 * kColumns);

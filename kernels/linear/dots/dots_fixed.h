@@ -142,6 +142,7 @@ class OpenBlock {
 struct FixedDots {
     using V = V8;
     using Inputs = FixedRows;
+    using Task = NothingHeld;
     static constexpr int kRows = 6;
     static constexpr int64_t kBlockBytes = StoredBlock::kBytes, kPanelBytes = 0;
 

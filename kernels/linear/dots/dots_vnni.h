@@ -13,11 +13,13 @@
 #include "../../native/cpp/vec16.h"
 #include "int4_panels.h"
 #include "quantized.h"
+#include "quantized_rows16.h"
 
 namespace octavo {
 
 // A tile of 6 rows keeps a block's integers and the sums of all blocks in 2 x 6 x 2 of the 32 registers.
 constexpr int kDotRows = 6;
+constexpr int64_t kDotGroup = 2 * kDotRows;
 
 inline __m512i load_bytes(const void* p) { return _mm512_loadu_si512(p); }
 
@@ -37,6 +39,15 @@ OCTAVO_INLINED inline void add_dots(__m512i (&dots)[R][2], const int8_t* x, __m5
     });
 }
 
+inline __m512i low_nibbles(__m512i bytes) { return _mm512_and_si512(bytes, _mm512_set1_epi8(15)); }
+
+inline __m512i high_nibbles(__m512i bytes) { return low_nibbles(_mm512_srli_epi16(bytes, 4)); }
+
+template <int R>
+OCTAVO_INLINED inline void clear(V16 (&acc)[R]) {
+    unroll<R>([&](auto r) OCTAVO_INLINED { acc[r] = V16::zero(); });
+}
+
 // Loads 16 halves as floats.
 inline V16 load_halves(const char* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
@@ -46,11 +57,11 @@ inline V16 load_halves(const char* p) {
 //
 // A panel is [block][quad of inputs][column][4]. If weights are grouped, each block's scales, 32 halves, follow it; if
 // not, the columns' scales, 32 floats, follow all blocks.
-template <bool kGrouped>
-struct Int8Dots : TileByTile<Int8Dots<kGrouped>> {
+template <bool kGrouped, int64_t kGroup = kDotGroup>
+struct Int8Dots : TileByTile<Int8Dots<kGrouped, kGroup>> {
     using V = V16;
-    using Inputs = QuantizedRows<int8_t>;
-    using Value = Inputs::Value;
+    using Inputs = QuantizedRows<int8_t, V16, kGroup>;
+    using Value = int8_t;
     static constexpr int kRows = kDotRows;
     static constexpr int64_t kColumns = kPanel<V>;
     static constexpr int64_t kValueBytes = kBlock * kColumns;
@@ -80,12 +91,14 @@ struct Int8Dots : TileByTile<Int8Dots<kGrouped>> {
     }
 
     template <int R, class Fetch>
-    __attribute__((noinline)) static void sums(V (&acc)[R][2], const Inputs& rows, int64_t first,
+    __attribute__((noinline)) static void sums(V (&result)[R][2], const Inputs& rows, int64_t first,
                                                const char* panel, Fetch ahead) {
-        for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = V::zero();
-        for (int64_t b = 0; b < rows.blocks; b++, panel += kBlockBytes) {
+        V acc[2][R];
+        clear(acc[0]);
+        clear(acc[1]);
+        int64_t place = rows.place(first);
+        for (int64_t b = 0; b < rows.blocks; b++, place += rows.apart, panel += kBlockBytes) {
             ahead(b);
-            const int64_t place = b * rows.rows + first;
             const Value* values = rows.values + place * kBlock;
             __m512i dots[R][2];
             unroll<R>([&](auto r) OCTAVO_INLINED {
@@ -94,64 +107,92 @@ struct Int8Dots : TileByTile<Int8Dots<kGrouped>> {
             unroll<kBlock / 4>([&](auto k) OCTAVO_INLINED {
                 add_dots<R>(dots, values + 4 * k, load_bytes(panel + k * 128), load_bytes(panel + k * 128 + 64));
             });
-            V of_columns[2] = {};
-            if constexpr (kGrouped) {
-                of_columns[0] = load_halves(panel + kValueBytes);
-                of_columns[1] = load_halves(panel + kValueBytes + 32);
-            }
-            unroll<R>([&](auto r) OCTAVO_INLINED {
-                const V scale = V::all(rows.scales[place + r]);
-                unroll<2>([&](auto v) OCTAVO_INLINED {
-                    const V both = kGrouped ? of_columns[v] * scale : scale;
-                    acc[r][v] = fma({_mm512_cvtepi32_ps(dots[r][v])}, both, acc[r][v]);
-                });
+            unroll<2>([&](auto v) OCTAVO_INLINED {
+                add_block<v>(acc[v], rows, place, panel, [&](auto r) OCTAVO_INLINED { return dots[r][v]; });
             });
         }
-        if constexpr (!kGrouped) {
-            for (int v = 0; v < 2; v++) {
-                const V scale = V::load(reinterpret_cast<const float*>(panel) + 16 * v);
-                for (int r = 0; r < R; r++) acc[r][v] = acc[r][v] * scale;
-            }
-        }
+        finish<0>(acc[0], panel, result);
+        finish<1>(acc[1], panel, result);
+    }
+
+    // The integers of a row whose sums started at 0. place: of the row's block.
+    static __m512i from_zero(__m512i dots, const Inputs& rows, int64_t place) {
+        return _mm512_add_epi32(dots, _mm512_set1_epi32(rows.starts[place]));
+    }
+
+    // acc += the integers dots(r) of a block, scaled, for half v of the columns. place: of the first row's block; block:
+    // that of the panel.
+    template <int v, int R, class Integers>
+    OCTAVO_INLINED static void add_block(V (&acc)[R], const Inputs& rows, int64_t place, const char* block,
+                                         Integers&& dots) {
+        const V of_columns = kGrouped ? load_halves(block + kValueBytes + 32 * v) : V::all(1.0f);
+        unroll<R>([&](auto r) OCTAVO_INLINED {
+            const V scale = V::all(rows.scales[place + r]);
+            acc[r] = fma({_mm512_cvtepi32_ps(dots(r))}, kGrouped ? of_columns * scale : scale, acc[r]);
+        });
+    }
+
+    // Fills half v of the result from the sums of all blocks. end: of the panel's blocks.
+    template <int v, int R>
+    OCTAVO_INLINED static void finish(const V (&acc)[R], const char* end, V (&result)[R][2]) {
+        const V scale = kGrouped ? V::all(1.0f) : V::load(reinterpret_cast<const float*>(end) + 16 * v);
+        unroll<R>([&](auto r) OCTAVO_INLINED { result[r][v] = kGrouped ? acc[r] : acc[r] * scale; });
     }
 };
 
 // kZeros: what follows the scales are zeros, negative; a minimum is a scale times that, exactly.
-template <bool kZeros>
-struct Int4Dots : Int4Panels<V16>, TileByTile<Int4Dots<kZeros>> {
+template <bool kZeros, int64_t kGroup = kDotGroup>
+struct Int4Dots : Int4Panels<V16>, TileByTile<Int4Dots<kZeros, kGroup>> {
     using V = V16;
-    using Inputs = QuantizedRows<int8_t>;
-    using Value = Inputs::Value;
+    using Inputs = QuantizedRows<int8_t, V16, kGroup>;
+    using Value = int8_t;
     static constexpr int kRows = kDotRows;
 
     template <int R, class Fetch>
-    __attribute__((noinline)) static void sums(V (&acc)[R][2], const Inputs& rows, int64_t first,
+    __attribute__((noinline)) static void sums(V (&result)[R][2], const Inputs& rows, int64_t first,
                                                const char* panel, Fetch ahead) {
-        const __m512i nibble = _mm512_set1_epi8(15);
-        for (int r = 0; r < R; r++) acc[r][0] = acc[r][1] = V::zero();
-        for (int64_t b = 0; b < rows.blocks; b++, panel += kBlockBytes) {
+        V acc[2][R];
+        clear(acc[0]);
+        clear(acc[1]);
+        int64_t place = rows.place(first);
+        for (int64_t b = 0; b < rows.blocks; b++, place += rows.apart, panel += kBlockBytes) {
             ahead(b);
-            const int64_t place = b * rows.rows + first;
             const Value* values = rows.values + place * kBlock;
             __m512i dots[R][2];
             unroll<R>([&](auto r) OCTAVO_INLINED { dots[r][0] = dots[r][1] = _mm512_setzero_si512(); });
             unroll<kBlock / 8>([&](auto k) OCTAVO_INLINED {
                 const __m512i low = load_bytes(panel + k * 128), high = load_bytes(panel + k * 128 + 64);
-                add_dots<R>(dots, values + 8 * k, _mm512_and_si512(low, nibble), _mm512_and_si512(high, nibble));
-                add_dots<R>(dots, values + 8 * k + 4, _mm512_and_si512(_mm512_srli_epi16(low, 4), nibble),
-                            _mm512_and_si512(_mm512_srli_epi16(high, 4), nibble));
+                add_dots<R>(dots, values + 8 * k, low_nibbles(low), low_nibbles(high));
+                add_dots<R>(dots, values + 8 * k + 4, high_nibbles(low), high_nibbles(high));
             });
             unroll<2>([&](auto v) OCTAVO_INLINED {
-                const V of_columns = load_halves(panel + kValueBytes + 32 * v);
-                const V stored = load_halves(panel + kValueBytes + kScaleBytes + 32 * v);
-                const V minima = kZeros ? stored * of_columns : stored;
-                unroll<R>([&](auto r) OCTAVO_INLINED {
-                    const V dot = {_mm512_cvtepi32_ps(dots[r][v])};
-                    acc[r][v] = fma(dot, of_columns * V::all(rows.scales[place + r]), acc[r][v]);
-                    acc[r][v] = fma(minima, V::all(rows.offsets[place + r]), acc[r][v]);
-                });
+                add_block<v>(acc[v], rows, place, panel, [&](auto r) OCTAVO_INLINED { return dots[r][v]; });
             });
         }
+        finish<0>(acc[0], panel, result);
+        finish<1>(acc[1], panel, result);
+    }
+
+    static __m512i from_zero(__m512i dots, const Inputs&, int64_t) { return dots; }
+
+    // acc += the integers dots(r) of a block, scaled, and its minima, for half v of the columns. place: of the first
+    // row's block; block: that of the panel.
+    template <int v, int R, class Integers>
+    OCTAVO_INLINED static void add_block(V (&acc)[R], const Inputs& rows, int64_t place, const char* block,
+                                         Integers&& dots) {
+        const V of_columns = load_halves(block + kValueBytes + 32 * v);
+        const V stored = load_halves(block + kValueBytes + kScaleBytes + 32 * v);
+        const V minima = kZeros ? stored * of_columns : stored;
+        unroll<R>([&](auto r) OCTAVO_INLINED {
+            const V dot = {_mm512_cvtepi32_ps(dots(r))};
+            acc[r] = fma(dot, of_columns * V::all(rows.scales[place + r]), acc[r]);
+            acc[r] = fma(minima, V::all(rows.offsets[place + r]), acc[r]);
+        });
+    }
+
+    template <int v, int R>
+    OCTAVO_INLINED static void finish(const V (&acc)[R], const char*, V (&result)[R][2]) {
+        unroll<R>([&](auto r) OCTAVO_INLINED { result[r][v] = acc[r]; });
     }
 };
 

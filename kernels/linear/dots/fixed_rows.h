@@ -21,7 +21,7 @@ inline void store_rounded(V8 values, int16_t* y) {
 // adjacent, so that a tile finds them at constant distances.
 struct FixedRows {
     using Value = int16_t;
-    static constexpr int64_t kBlock = 64;
+    static constexpr int64_t kBlock = 64, kTogether = 6;  // a tile
     static constexpr int kLimit = 4095;  // 12 bits and a sign, four more than bf16
 
     int64_t blocks, rows;

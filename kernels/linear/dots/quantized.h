@@ -8,11 +8,12 @@
 //
 // A path's Dots defines how weights are packed and how dot products are computed:
 //     V                   the vector type of outputs, two of them for a panel's columns
-//     Inputs              rows of inputs: those of quantized_rows.h or fixed_rows.h
+//     Inputs              rows of inputs: those of quantized_rows.h or fixed_rows.h; threads share them in kTogether
 //     kRows               the most rows of a tile
 //     kBlockBytes         bytes of a panel for each block of inputs
 //     kPanelBytes         bytes of a panel after its blocks
 //     pack(...)           packs one panel
+//     Task                what a thread holds while it computes a share of the rows
 //     panel(...)          passes the sums of one panel for some rows to an output
 #pragma once
 
@@ -30,20 +31,34 @@ struct AheadOfBlocks {
     }
 };
 
+// The Task of Dots that compute in vector registers.
+struct NothingHeld {
+    explicit NothingHeld(int64_t) {}
+    ~NothingHeld() {}  // not trivial, so that one without use is no warning
+};
+
 // The `panel` of Dots that provide
 //     sums<R>(...)        computes R rows times one panel
 template <class Dots>
 struct TileByTile {
-    // Computes rows [first, last) times panel p, in tiles of nearly equal height; each prefetches its share of the next
-    // panel.
+    using Task = NothingHeld;
+
+    // Computes rows [first, last) times panel p, in tiles of nearly equal height within each group; each prefetches its
+    // share of the next panel.
     template <class Inputs, class Output>
     static void panel(const Inputs& inputs, int64_t first, int64_t last, const char* panel, const char* next, int64_t p,
                       const Output& output) {
-        const int64_t rows = last - first, tiles = (rows + Dots::kRows - 1) / Dots::kRows;
-        for (int64_t n = 0; n < tiles; n++) {
-            const int64_t top = rows * n / tiles, bottom = rows * (n + 1) / tiles;
-            tile<Dots::kRows>(bottom - top, inputs, first + top, panel, p,
-                              AheadOfBlocks{next + (next - panel) * n / tiles, Dots::kBlockBytes / tiles}, output);
+        constexpr int64_t kTogether = Inputs::kTogether;
+        const int64_t tiles = (last - first + Dots::kRows - 1) / Dots::kRows;
+        int64_t n = 0;
+        for (int64_t group = first; group < last; group += kTogether) {
+            const int64_t rows = std::min(kTogether, last - group), parts = (rows + Dots::kRows - 1) / Dots::kRows;
+            for (int64_t i = 0; i < parts; i++, n++) {
+                const int64_t top = group + rows * i / parts, bottom = group + rows * (i + 1) / parts;
+                for (int64_t r = top; tiles > 1 && r < bottom; r++) output.prefetch(r, p);
+                tile<Dots::kRows>(bottom - top, inputs, top, panel, p,
+                                  AheadOfBlocks{next + (next - panel) * n / tiles, Dots::kBlockBytes / tiles}, output);
+            }
         }
     }
 
@@ -81,14 +96,18 @@ struct DotsLinear {
     static void forward(const Linear& linear, const float* x, int64_t rows, const Output& output) {
         const Inputs inputs = Inputs::of(linear, x, rows);
         // A block of rows stays in half of a 512 KiB L2 over all panels; a panel stays in L1 for all its tiles.
+        constexpr int64_t kTogether = Inputs::kTogether;
         const int64_t row_bytes = inputs.blocks * Inputs::kBlock * sizeof(typename Inputs::Value);
-        const int64_t fitting = std::max<int64_t>(1, 196608 / row_bytes / Dots::kRows) * Dots::kRows;
-        const int64_t row_blocks = (rows + fitting - 1) / fitting, panels = num_panels<V>(linear);
+        const int64_t fitting = std::max<int64_t>(1, 196608 / row_bytes / kTogether);
+        const int64_t row_groups = (rows + kTogether - 1) / kTogether;
+        const int64_t row_blocks = (row_groups + fitting - 1) / fitting, panels = num_panels<V>(linear);
         // Several tasks per thread, so that a thread on a busy core does fewer.
         const int64_t groups = std::min(panels, std::max<int64_t>(1, (8 * threads() + row_blocks - 1) / row_blocks));
         parallel(row_blocks * groups, [&](int64_t task) {
             const int64_t i = task / groups, g = task % groups;
-            const int64_t first = rows * i / row_blocks, last = rows * (i + 1) / row_blocks;
+            const int64_t first = row_groups * i / row_blocks * kTogether;
+            const int64_t last = std::min(rows, row_groups * (i + 1) / row_blocks * kTogether);
+            const typename Dots::Task held(last - first);
             for (int64_t p = panels * g / groups; p < panels * (g + 1) / groups; p++) {
                 const char* panel = static_cast<const char*>(linear.panels) + p * panel_bytes(linear);
                 Dots::panel(inputs, first, last, panel, panel + panel_bytes(linear), p, output);

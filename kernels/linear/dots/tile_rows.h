@@ -2,20 +2,14 @@
 #pragma once
 
 #include <algorithm>
-#include <limits>
 
 #include "../../native/cpp/pool.h"
 #include "../../native/cpp/vec16.h"
 #include "../../elementwise/rms_norm/rms_norm.h"
 #include "../panels.h"
+#include "dots_bf16.h"
 
 namespace octavo {
-
-// v with one NaN for all: store_rounded adds to the bits, and of some NaN would make a number.
-inline V16 with_plain_nan(V16 v) {
-    const __mmask16 is_nan = _mm512_cmp_ps_mask(v.x, v.x, _CMP_UNORD_Q);
-    return {_mm512_mask_blend_ps(is_nan, v.x, _mm512_set1_ps(std::numeric_limits<float>::quiet_NaN()))};
-}
 
 struct TileRows {
     static constexpr int64_t kRows = 16, kInputs = 32, kSize = kRows * kInputs;
@@ -53,7 +47,7 @@ struct TileRows {
             const __mmask16 some = static_cast<__mmask16>((1u << count) - 1);
             V16 value = {_mm512_maskz_loadu_ps(some, x + i)};
             if (weight) value = value * scale * V16{_mm512_maskz_loadu_ps(some, weight + i)};
-            store_rounded(with_plain_nan(value), place + i / kInputs * kSize + i % kInputs);
+            store_as_bf16(value, place + i / kInputs * kSize + i % kInputs);
         }
     }
 };

@@ -11,10 +11,13 @@ namespace octavo {
 template <class V>
 constexpr int kTileRows = V::W == 8 ? 6 : 12;
 
-// Vectors of columns of a tile with R rows: enough sums to hide the latency of an addition (8 with AVX2), and few
-// enough that none is spilled.
-template <int R>
-constexpr int kTileVectors = R == 1 ? 8 : R == 2 ? 4 : 2;
+// Vectors of columns of a tile with R rows: with AVX2 enough sums to hide the latency of an addition, 8, and few enough
+// that none is spilled. With AVX-512 a tile of few rows waits for memory, which comes fastest as a single stream.
+template <class V, int R>
+constexpr int kTileVectors = V::W == 16 ? 2 : R == 1 ? 8 : R == 2 ? 4 : 2;
+
+// How far ahead in its own panel a tile prefetches that reads it alone. With 8 to 32 KiB a Zen 5 gains nothing more.
+constexpr int64_t kPrefetchedAhead = 4096;
 
 // Prefetches into L2: a line of each of kPanels panels, `step` bytes further with each step of a sum. A panel that is
 // read alone is prefetched whole, also where a step reads two lines. Several panels, read for one or two rows, leave no

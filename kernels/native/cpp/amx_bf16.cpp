@@ -5,11 +5,16 @@
 #include "../../attention/paged/amx_attention.h"
 #include "../../linear/dots/dots_vnni.h"
 #include "../../linear/dots/dots_bf16.h"
+#include "../../linear/dots/tile_dots.h"
 #include "../../linear/dots/tiles.h"
 
 namespace octavo {
 using Vector = V16;
 using HalfLinear = TileLinear;
+template <bool kGrouped>
+using Int8Linear = DotsLinear<TileDots<Int8Dots<kGrouped, kTileGroup>>>;
+template <bool kZeros>
+using Int4Linear = DotsLinear<TileDots<Int4Dots<kZeros, kTileGroup>>>;
 using HalfAttention = AmxAttention;
 }  // namespace octavo
 

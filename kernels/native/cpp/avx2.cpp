@@ -7,6 +7,10 @@
 namespace octavo {
 using Vector = V8;
 using HalfLinear = DotsLinear<FixedDots>;
+template <bool kGrouped>
+using Int8Linear = DotsLinear<Int8Dots<kGrouped>>;
+template <bool kZeros>
+using Int4Linear = DotsLinear<Int4Dots<kZeros>>;
 using HalfAttention = TileAttention<V8, float, bf16>;
 }  // namespace octavo
 

@@ -9,6 +9,10 @@
 namespace octavo {
 using Vector = V16;
 using HalfLinear = FloatLinear<V16, bf16, bf16>;
+template <bool kGrouped>
+using Int8Linear = DotsLinear<Int8Dots<kGrouped>>;
+template <bool kZeros>
+using Int4Linear = DotsLinear<Int4Dots<kZeros>>;
 using HalfAttention = TileAttention<V16, bf16, bf16>;
 }  // namespace octavo
 

@@ -1,5 +1,5 @@
 // The C functions of a path. A path's file defines Vector; HalfLinear, its linears of bf16 weights; HalfAttention, its
-// attention over a bf16 cache; Int8Dots and Int4Dots, described in quantized.h.
+// attention over a bf16 cache; Int8Linear and Int4Linear, its linears of quantized weights.
 #pragma once
 
 #include "../../elementwise/embedding/embedding.h"
@@ -33,10 +33,10 @@ auto with(WeightKind weights, F&& f) {
     switch (weights) {
         case kFloat32: return f(FloatLinear<Vector, float, float>{});
         case kBfloat16: return f(HalfLinear{});
-        case kInt8: return f(DotsLinear<Int8Dots<false>>{});
-        case kGroupedInt8: return f(DotsLinear<Int8Dots<true>>{});
-        case kInt4: return f(DotsLinear<Int4Dots<false>>{});
-        case kInt4Zeros: return f(DotsLinear<Int4Dots<true>>{});
+        case kInt8: return f(Int8Linear<false>{});
+        case kGroupedInt8: return f(Int8Linear<true>{});
+        case kInt4: return f(Int4Linear<false>{});
+        case kInt4Zeros: return f(Int4Linear<true>{});
     }
     __builtin_unreachable();
 }

@@ -64,7 +64,7 @@ def test_integers_are_exact(kind: str, quantization: str) -> None:
     weight.scales_OG.fill_(1)
     if isinstance(weight, Int4Weight):
         weight.minima_OG.zero_()
-    x = torch.randint(-127, 128, (9, 64)).float()
+    x = torch.randint(-127, 128, (41, 64)).float()  # enough for AMX's tiles
     x[:, ::32] = 127  # the scale of each group is 1
     x[0], x[1] = 127, -127
     weight.values_OI[0] = 15 if isinstance(weight, Int4Weight) else 127
@@ -76,9 +76,9 @@ def test_integers_are_exact(kind: str, quantization: str) -> None:
 @pytest.mark.parametrize("num_gates", [45, 16, 3])
 def test_norm_gate_and_addition(kind: str, quantization: str, num_gates: int) -> None:
     torch.manual_seed(0)
-    x = torch.randn(19, 70) * 3
+    x = torch.randn(41, 70) * 3
     weight, bias = _weight(quantization, 2 * num_gates, 70), torch.randn(2 * num_gates)
-    norm, residual = torch.randn(70), torch.randn(19, num_gates)
+    norm, residual = torch.randn(70), torch.randn(41, num_gates)
     normed = rms_norm(x, norm, 1e-2).float()
     expected = residual + silu_mul(quantized_linear(normed, weight, bias))
     path = path_of(kind, torch.float32)
@@ -92,7 +92,7 @@ def test_norm_gate_and_addition(kind: str, quantization: str, num_gates: int) ->
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_the_largest_output_is_that_of_a_call(kind: str, quantization: str) -> None:
     torch.manual_seed(0)
-    packed, x = _packed(_weight(quantization, 150, 70), torch.randn(150), kind=kind), torch.randn(21, 70)
+    packed, x = _packed(_weight(quantization, 150, 70), torch.randn(150), kind=kind), torch.randn(41, 70)
     ids, values = packed.argmax(x)
     expected = packed(x).max(dim=1)
     assert torch.equal(ids, expected.indices)
@@ -104,12 +104,13 @@ def test_rows_that_are_zero_huge_small_or_not_finite(kind: str, quantization: st
     """A failed row must show that it failed, and change no other row."""
     torch.manual_seed(0)
     weight = _weight(quantization, 40, 70)
-    packed, x = _packed(weight, kind=kind), torch.randn(9, 70)
+    packed, x = _packed(weight, kind=kind), torch.randn(41, 70)
     before = packed(x)
     x[1], x[2], x[3] = 0, x[2] * 1e30, x[3] * 1e-20
     x[4], x[5, 69], x[6, 3], x[7, 40] = x[4] * 1e-36, float("inf"), float("nan"), float("-inf")
     y = packed(x)
-    assert torch.equal(y[[0, 8]], before[[0, 8]])
+    assert torch.equal(y[8:], before[8:])
+    assert torch.equal(y[0], before[0])
     assert not y[1].any()
     for row in (2, 3):
         _assert_near(y[row : row + 1], quantized_linear(x[row : row + 1], weight, None))
@@ -121,10 +122,10 @@ def test_rows_that_are_zero_huge_small_or_not_finite(kind: str, quantization: st
 def test_the_largest_output_of_a_row_that_failed_shows_it(kind: str, quantization: str) -> None:
     """Greedy rows use only this output: an integer converted from NaN must not win as a regular value."""
     torch.manual_seed(0)
-    kernels, packed, x = kernels_of(kind), _packed(_weight(quantization, 1000, 70), kind=kind), torch.randn(12, 70)
+    kernels, packed, x = kernels_of(kind), _packed(_weight(quantization, 1000, 70), kind=kind), torch.randn(41, 70)
     before = packed.argmax(x)
     x[3, 69], x[7, 0], x[11, 33] = float("nan"), float("inf"), float("-inf")
-    failed = torch.zeros(12, dtype=torch.bool)
+    failed = torch.zeros(41, dtype=torch.bool)
     failed[[3, 7, 11]] = True
     try:
         for threads in (1, 3):
@@ -155,7 +156,7 @@ def test_a_row_has_the_same_bits_in_every_batch(kind: str, quantization: str, ga
 def test_every_path_gives_the_same_bits(quantization: str) -> None:
     """Integers are exact and floats are added in one order, so a request may move between machines."""
     torch.manual_seed(0)
-    weight, bias, x = _weight(quantization, 70, 290), torch.randn(70), torch.randn(21, 290)
+    weight, bias, x = _weight(quantization, 70, 290), torch.randn(70), torch.randn(53, 290)
     results = [_packed(weight, bias, kind=kind)(x) for kind in NATIVE_KINDS]
     assert all(torch.equal(result, results[0]) for result in results)
 

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from kernels.backend import native_backend
 from kernels.linear import PackedLinear
+from kernels.linear.weights import Weight, quantize_int4, quantize_int8
 from kernels.native import build as build_module
 from kernels.native.build import PATHS, build, flags_of_this_cpu, path_of_this_cpu
 from kernels.native.library import NativeKernels
@@ -41,13 +43,15 @@ def test_linux_refuses_tiles_and_the_warning_says_why() -> None:
 
 
 @pytest.mark.parametrize("is_permitted", [False, True])
-def test_without_permission_the_next_path_computes(is_permitted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_permission_the_path_that_is_next_in_speed_computes(
+    is_permitted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flags = " ".join(sorted(_AMX.cpu_flags))
     monkeypatch.setattr(Path, "read_text", lambda self: f"flags\t\t: {flags}\n")
     monkeypatch.setattr(build_module, "may_use_tiles", lambda: is_permitted)
     path = path_of_this_cpu()
     assert path is not None
-    assert path.name == ("amx-bf16" if is_permitted else "avx512-bf16")
+    assert path.name == ("amx-bf16" if is_permitted else "avx512-vnni")
 
 
 def test_tiles_are_no_number_of_rows() -> None:
@@ -67,6 +71,24 @@ def test_tiles_are_no_number_of_rows() -> None:
         assert torch.equal(y[34], right[34])
 
 
+@pytest.mark.parametrize("quantize", [quantize_int8, quantize_int4])
+def test_rows_beyond_the_last_of_a_tile_of_bytes_do_not_count(quantize: Callable[[torch.Tensor], Weight]) -> None:
+    """A tile always computes 16 rows; those beyond the last are what an earlier call left. Below 32 rows no tiles are
+    used, and the bits are the same."""
+    torch.manual_seed(0)
+    packed = PackedLinear(quantize(torch.randn(40, 70)), None, native_backend(torch.bfloat16, kernels_of("amx-bf16")))
+    x = torch.randn(50, 70)
+    alone = torch.cat([packed(row[None]) for row in x])
+    for rows in (7, 8, 17, 31, 32, 33, 47, 49):
+        packed(torch.full((50, 70), torch.nan))
+        assert torch.equal(packed(x[:rows]), alone[:rows]), rows
+    x[35, 3] = torch.nan
+    y = packed(x[:41])
+    assert y[35].isnan().all()
+    assert torch.equal(y[:35], alone[:35])
+    assert torch.equal(y[36:], alone[36:41])
+
+
 def test_emulation_has_the_bits_of_the_hardware() -> None:
     """Only then do tests on other machines say anything about the order of the hardware's sums."""
     if not _AMX.cpu_flags <= flags_of_this_cpu():
@@ -76,8 +98,9 @@ def test_emulation_has_the_bits_of_the_hardware() -> None:
     both = [kernels_of("amx-bf16"), NativeKernels(emulation, build(emulation))]
     for num_inputs in (3, 70, 577):
         weight, norm, x = torch.randn(37, num_inputs).bfloat16(), torch.randn(num_inputs), torch.randn(35, num_inputs)
-        hardware, software = (
-            PackedLinear(weight, None, native_backend(torch.bfloat16, kernels), norm_I=norm, eps=1e-5)(x)
-            for kernels in both
-        )
-        assert torch.equal(hardware, software), num_inputs
+        for each in (weight, quantize_int8(weight), quantize_int4(weight)):
+            hardware, software = (
+                PackedLinear(each, None, native_backend(torch.bfloat16, kernels), norm_I=norm, eps=1e-5)(x)
+                for kernels in both
+            )
+            assert torch.equal(hardware, software), num_inputs

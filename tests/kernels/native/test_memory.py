@@ -1,11 +1,14 @@
+import ctypes
 import mmap
+import os
 import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from kernels.native.memory import WeightMemory, huge_zeros
+from kernels.native.memory import WeightMemory, huge_zeros, populate_in_background
 
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
@@ -74,3 +77,28 @@ def test_what_is_not_written_costs_no_memory() -> None:
     assert _of_mapping(blocks, "Rss") - before <= 4096
     assert bool((blocks[3] == 1).all())
     assert not blocks[60:].any()
+
+
+def _num_resident(tensor: torch.Tensor) -> int:
+    """The number of a tensor's pages that the system has allocated."""
+    resident = np.empty(-(-tensor.nbytes // mmap.PAGESIZE), np.uint8)
+    mincore = ctypes.CDLL(None).mincore
+    assert mincore(ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes), resident.ctypes) == 0
+    return int((resident & 1).sum())
+
+
+def test_memory_is_allocated_ahead_and_keeps_what_is_written() -> None:
+    tensors = [huge_zeros((num_bytes,), torch.uint8) for num_bytes in (20 * 2**20, 9 * 2**20 + 5)]
+    for tensor in tensors:
+        tensor[[7, -1]] = 3
+        assert _num_resident(tensor) <= 2 * 512
+    populate_in_background(tensors, sorted(os.sched_getaffinity(0))).join()
+    for tensor in tensors:
+        assert _num_resident(tensor) == -(-tensor.nbytes // mmap.PAGESIZE)
+        assert (int(tensor.sum()), tensor[7], tensor[-1]) == (6, 3, 3)
+
+
+def test_a_system_that_cannot_allocate_ahead_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """The tensor is not in pages of its own, which madvise rejects."""
+    populate_in_background([torch.zeros(3 * 4096, dtype=torch.uint8)[1:]], ()).join()
+    assert "madvise: Invalid argument" in caplog.text

@@ -1,5 +1,5 @@
-// AMX's tiles of bf16 in plain C++, for machines without them: what Intel's manual says of TDPBF16PS, tile by tile.
-// Results equal the hardware's, except that denormal numbers are not taken as 0.
+// AMX's tiles of bf16 and bytes in plain C++, for machines without them: what Intel's manual says of TDPBF16PS and
+// TDPBSUD, tile by tile. Results equal the hardware's, except that denormal numbers are not taken as 0.
 #pragma once
 
 #include <immintrin.h>
@@ -77,6 +77,21 @@ inline void multiply(int sums, int a, int b) {
     }
 }
 
+// Like multiply, for integers: signed bytes of a times unsigned bytes of b, which holds fours of rows side by side.
+inline void multiply_bytes(int sums, int a, int b) {
+    Tile &c = tile(sums), &left = tile(a), &right = tile(b);
+    for (int r = 0; r < c.rows; r++) {
+        for (int n = 0; n < c.bytes / 4; n++) {
+            int32_t sum;
+            std::memcpy(&sum, c.data[r] + 4 * n, 4);
+            for (int k = 0; k < left.bytes; k++) {
+                sum += static_cast<int8_t>(left.data[r][k]) * right.data[k / 4][4 * n + k % 4];
+            }
+            std::memcpy(c.data[r] + 4 * n, &sum, 4);
+        }
+    }
+}
+
 }  // namespace emulated
 
 #undef _tile_loadconfig
@@ -85,9 +100,11 @@ inline void multiply(int sums, int a, int b) {
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
+#undef _tile_dpbsud
 #define _tile_loadconfig emulated::load_shapes
 #define _tile_release emulated::release
 #define _tile_zero emulated::zero
 #define _tile_loadd emulated::load
 #define _tile_stored emulated::store
 #define _tile_dpbf16ps emulated::multiply
+#define _tile_dpbsud emulated::multiply_bytes

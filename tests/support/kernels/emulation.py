@@ -1,5 +1,5 @@
-"""C++ kernels for instructions that this machine lacks: SIMDe's portable functions replace AVX-512 intrinsics, amx.h
-beside this file those of tiles.
+"""C++ kernels for instructions that this machine lacks: SIMDe's portable functions replace AVX-512 intrinsics, avx512.h
+beside this file those that SIMDe lacks, and amx.h those of tiles.
 
 Slow. Results equal the hardware's except in the dot product of two bf16 pairs: Intel's manual adds the second product
 of a pair before the first, SIMDe after it, which can differ by a rounding of the sum; and the CPUs treat denormal
@@ -13,7 +13,8 @@ import simde_py
 
 from kernels.native.build import NativePath
 
-_TILES = ("-include", "immintrin.h", "-include", str(Path(__file__).with_name("amx.h")))
+_HERE = Path(__file__).parent
+_TILES = ("-include", "immintrin.h", "-include", str(_HERE / "amx.h"))
 
 
 def emulated(path: NativePath) -> NativePath:
@@ -25,7 +26,7 @@ def emulated(path: NativePath) -> NativePath:
         compiler_flags=(
             "-O1", "-mavx2", "-mfma", "-mf16c", "-Wno-psabi",
             "-DSIMDE_ENABLE_NATIVE_ALIASES", "-isystem", simde_py.get_include(), *_TILES,
-            "-include", "simde/x86/avx512.h",
+            "-include", "simde/x86/avx512.h", "-include", str(_HERE / "avx512.h"),
         ),
     )  # fmt: skip
 

@@ -1,0 +1,44 @@
+// Instructions of AVX-512 that SIMDe lacks, in plain C++; included after it.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace emulated {
+
+// x - floor(x); 0 for infinities. kRounding: towards minus infinity, which is all that kernels use.
+template <int kRounding>
+inline __m512 reduce(__m512 x) {
+    static_assert(kRounding == (_MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC));
+    float lanes[16];
+    std::memcpy(lanes, &x, sizeof lanes);
+    for (float& lane : lanes) lane = std::isinf(lane) ? 0.0f : lane - std::floor(lane);
+    std::memcpy(&x, lanes, sizeof lanes);
+    return x;
+}
+
+// Rounds to nearest, ties to even; denormal numbers become 0, and NaN stays NaN.
+inline __m256i to_bf16(__m512 x) {
+    uint32_t lanes[16];
+    uint16_t rounded[16];
+    std::memcpy(lanes, &x, sizeof lanes);
+    for (int i = 0; i < 16; i++) {
+        const uint32_t bits = lanes[i], size = bits & 0x7fffffff;
+        if (size > 0x7f800000) {
+            rounded[i] = static_cast<uint16_t>(bits >> 16 | 0x40);
+        } else if (size < 0x00800000) {
+            rounded[i] = static_cast<uint16_t>((bits & 0x80000000) >> 16);
+        } else {
+            rounded[i] = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+        }
+    }
+    __m256i result;
+    std::memcpy(&result, rounded, sizeof rounded);
+    return result;
+}
+
+}  // namespace emulated
+
+#define _mm512_reduce_ps(x, rounding) emulated::reduce<(rounding)>(x)
+#define _mm512_cvtneps_pbh emulated::to_bf16
