@@ -1,5 +1,9 @@
-"""Reads a router's feed as open consoles do, without drawing it: `python -m benchmarks.clients.watching.feed_readers PORT
-COUNT`. Prints a line once all feeds are open, and the bytes that it has read when its input ends."""
+"""Reads a router's feed as open consoles do, without drawing it.
+
+    python -m benchmarks.clients.watching.feed_readers PORT COUNT
+
+Prints a line once all feeds are open, and the bytes that it has read when its input ends.
+"""
 
 import http.client
 import selectors
