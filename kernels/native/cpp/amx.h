@@ -19,7 +19,11 @@ constexpr TileShapes kWholeTiles;
 // Gives the calling thread its tile registers while it lives. Afterwards they are empty, so that the system need not
 // save 8 KiB of them with each switch of threads.
 struct TilesInUse {
-    explicit TilesInUse(const TileShapes& shapes) { _tile_loadconfig(&shapes); }
+    explicit TilesInUse(const TileShapes& shapes) {
+        // GCC believes that the instruction reads 8 bytes, and may leave the others out of memory.
+        __asm__ volatile("" : : "m"(shapes));
+        _tile_loadconfig(&shapes);
+    }
     ~TilesInUse() { _tile_release(); }
     TilesInUse(const TilesInUse&) = delete;
     TilesInUse& operator=(const TilesInUse&) = delete;
