@@ -168,6 +168,8 @@ def main() -> None:
     if unknown := measures - {*_MEASURES}:
         parser.error(f"--measure {', '.join(sorted(unknown))}: {' and '.join(_MEASURES)} can be measured")
     prepare()
+    if arguments.tokens < _WINDOW:
+        parser.error(f"--tokens {arguments.tokens}: must be at least {_WINDOW}, the length of a prompt")
     bench = Bench(prompts=windows(text_tokens(MODEL), _WINDOW, arguments.tokens), measures=measures)
     base = bench.measure(str(model_path(HUGGING_FACE)), "none")
 
