@@ -26,7 +26,7 @@ _FLAGS = (
 
 
 class Live(NamedTuple):
-    """What a page holds. heap_bytes: of JavaScript objects. num_nodes: of documents, and removed ones that something
+    """Figures of a page. heap_bytes: of JavaScript objects. num_nodes: of documents, and removed ones that something
     still refers to."""
 
     heap_bytes: int

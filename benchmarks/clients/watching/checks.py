@@ -1,4 +1,4 @@
-"""What checks of the console have in common: they open the page, ask it, and tell how each of them went."""
+"""The common part of the console's checks: opens the page, asks it, and tells how each check went."""
 
 import contextlib
 import json

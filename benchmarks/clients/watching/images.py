@@ -114,7 +114,7 @@ class ImageChecks(Checks):
         return f"{len(found)} and {len(second)} characters as the API answers, made again as well"
 
     def are_bounded(self) -> str:
-        """What the router would refuse is refused before it is sent; what can be had of several files is attached."""
+        """The page refuses files that the router would refuse, unsent; of several it takes the good ones."""
         self.press("New chat")
         text, broken, large = (self._directory / name for name in ("note.txt", "broken.png", "large.png"))
         text.write_text("not an image")

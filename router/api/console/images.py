@@ -1,4 +1,4 @@
-"""What images a chat may have, as the page is told: it refuses what the router would refuse, before it sends it."""
+"""Tells the page which images a chat may have, so that it refuses the others before it sends them."""
 
 from typing import Any
 

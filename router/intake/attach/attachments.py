@@ -24,7 +24,7 @@ log = logging.getLogger("octavo.router.intake.attach")
 
 # Bounds GenerateRequest.detach_timeout and the option.
 LONGEST_S = 3600.0
-# What an event takes beside its bytes.
+# Memory of an event besides its bytes.
 _EVENT_BYTES = 64
 
 

@@ -276,7 +276,7 @@ def test_the_rate_comes_down_from_infinity_until_the_bounds_hold(capacity: float
     asked.clear()
     highest_rate(measure, Bounds(ttft_ms=500.0), hint=0.97 * capacity, max_runs=12)
     assert len(asked) <= 6
-    # What a part of the load has found is where all of it begins.
+    # The whole load begins at the rate that was found with a part of it.
     asked.clear()
     again = highest_rate(measure, Bounds(ttft_ms=500.0), start=0.97 * capacity, ceiling=8.0, max_runs=12, close=1.04)
     assert asked[0] == pytest.approx(0.97 * capacity, rel=1e-3)

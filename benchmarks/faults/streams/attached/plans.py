@@ -90,7 +90,7 @@ def attached_differences(disturbed: Outcome, undisturbed: Outcome) -> list[Diffe
 
 
 def over_http(plan: Plan, choices: Iterable[Choice], usage: Usage | None) -> Generation:
-    """What is known of a stream over HTTP."""
+    """The state of a stream over HTTP."""
     return Generation(
         request_id="", model="", seed=plan.sampling.seed or 0, prompt_token_ids=(), choices=tuple(choices),
         prompt_logprobs=(), usage=usage, fingerprint="", num_resumes=0,

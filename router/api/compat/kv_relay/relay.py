@@ -139,7 +139,7 @@ class KvRelay:
         from router.api.compat.kv_relay.follower import Follower
 
         loop = asyncio.get_running_loop()
-        # What an earlier thread followed may have changed since.
+        # Caches may have changed since an earlier thread stopped.
         self._union, self._num_unknown, self._is_caught_up = CacheUnion(), 0, asyncio.Event()
         self._kept.clear()
         self._last = max(self._last + 1, time.time_ns() // 1000)

@@ -46,10 +46,15 @@ class Rotation:
     def __init__(self, head_size: int) -> None:
         self._num_pairs = head_size // 2
         self._given: torch.Tensor | None = None
-        self._table = self.none(0)
+        self._table = self._none = self._ones(0)
 
     def none(self, num_tokens: int) -> torch.Tensor:
         """Returns the table of a rotation by 0, complex64 [T, 1, P]."""
+        if len(self._none) < num_tokens:
+            self._none = self._ones(2 * num_tokens)
+        return self._none[:num_tokens]
+
+    def _ones(self, num_tokens: int) -> torch.Tensor:
         return torch.ones(num_tokens, 1, self._num_pairs, dtype=torch.complex64)
 
     def __call__(self, cos: torch.Tensor, sin: torch.Tensor, num_tokens: int) -> torch.Tensor:
@@ -57,7 +62,7 @@ class Rotation:
         # All layers of a step get the same tensor.
         if cos is not self._given:
             half = cos.shape[-1] // 2
-            table = self.none(num_tokens)
+            table = self._ones(num_tokens)
             table[:, 0, :half] = torch.complex(cos[0, :num_tokens, :half], sin[0, :num_tokens, :half])
             self._given, self._table = cos, table
         return self._table
