@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from configs.options import Options
-from protos import inference_pb2
+from protos import inference_pb2, scheduler_pb2
 from scheduler.core.messages import CoreStats
 from scheduler.server import SchedulerServer
 from tests.support.models.rank_pool import RankPool
@@ -93,7 +93,7 @@ def _options(
     return Options(
         model_impl=model_impl,
         model=str(directory), served_model_name="model", dtype="float32", runtime_dir=directory / "run",
-        block_size=8, num_blocks_override=12 + max_tokens // 8, max_model_len=52 + max_tokens,
+        block_size=8, num_blocks_override=10 + max_tokens // 8, max_model_len=52 + max_tokens,
         max_num_seqs=4, max_num_batched_tokens=24,
         worker_threads=1, weight_cache=0, metrics_port=0, disable_log_stats=True, log_level="warning",
         tensor_parallel_size=layout.tensor, pipeline_parallel_size=layout.stages, data_parallel_size=layout.replicas,
@@ -117,7 +117,13 @@ async def _run(
         ]
         # The last replica has only one prompt, and nothing to do once that is done.
         of_prompt = [routers[min(index, layout.replicas - 1)] for index in range(len(PROMPTS))][::-1]
+        # All prompts arrive before the first step: otherwise the first may have ended before the last needs its blocks.
+        for router in routers:
+            await router.pause(scheduler_pb2.PAUSE_MODE_KEEP)
         groups = [await _submit(router, prompt, max_tokens) for router, prompt in zip(of_prompt, PROMPTS, strict=True)]
+        for router in routers:
+            await router.wait_taken()
+            await router.pause(scheduler_pb2.PAUSE_MODE_NONE)
         said = [await _result(router, group) for router, group in zip(of_prompt, groups, strict=True)]
         # Its prefix is cached now.
         said.append(await _result(of_prompt[-1], await _submit(of_prompt[-1], PROMPTS[-1], max_tokens)))

@@ -210,6 +210,14 @@ class RouterEnd:
             raise self.error
         assert condition(), f"the Session has ended: {self.status}"
 
+    async def pause(self, mode: scheduler_pb2.PauseMode) -> None:
+        """Pauses the replica for all its routers, or lets it go on."""
+        await SchedulerStub(self._channel).Pause(scheduler_pb2.PauseRequest(mode=mode))
+
+    async def wait_taken(self) -> None:
+        """Waits until the scheduler has taken all that was submitted here."""
+        await self.wait_for(lambda: self.loads and self.loads[-1].last_group >= self._groups)
+
     async def finish(self, group: int, choice: int = 0) -> scheduler_pb2.SequenceFinish:
         await self.wait_for(lambda: (group, choice) in self.finishes or group in self.rejected)
         assert group not in self.rejected, self.rejected[group]
