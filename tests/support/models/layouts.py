@@ -117,11 +117,13 @@ async def _run(
         ]
         # The last replica has only one prompt, and nothing to do once that is done.
         of_prompt = [routers[min(index, layout.replicas - 1)] for index in range(len(PROMPTS))][::-1]
-        # All prompts arrive before the first step: otherwise the first may have ended before the last needs its blocks.
-        for router in routers:
+        # All prompts arrive before the first step, or the first might end before the last needs its blocks. Replicas that
+        # share experts can't be frozen.
+        frozen = [] if layout.has_expert_parallel else routers
+        for router in frozen:
             await router.pause(scheduler_pb2.PAUSE_MODE_KEEP)
         groups = [await _submit(router, prompt, max_tokens) for router, prompt in zip(of_prompt, PROMPTS, strict=True)]
-        for router in routers:
+        for router in frozen:
             await router.wait_taken()
             await router.pause(scheduler_pb2.PAUSE_MODE_NONE)
         said = [await _result(router, group) for router, group in zip(of_prompt, groups, strict=True)]

