@@ -14,6 +14,7 @@ printed, or why it did not run. Exits with 1 if any text differs. The first run 
 import argparse
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -248,12 +249,16 @@ def _cpp(directory: Path) -> list[object]:
 def _go(directory: Path) -> list[object]:
     _needed("go", "Go 1.19 or newer")
     _needed("protoc", "protobuf-compiler")
+    build = CLIENTS / "go" / "build.sh"
     try:
-        _run(CLIENTS / "go" / "build.sh", directory, timeout=_INSTALL_S)
+        _run(build, directory, timeout=_INSTALL_S)
     except subprocess.CalledProcessError as error:
         if "dial tcp" not in error.stderr:
             raise
-        raise LackingError("Go's modules cannot be fetched here") from None
+        # Modules cannot be fetched here.
+        for command in ("protoc-gen-go", "protoc-gen-go-grpc"):
+            _needed(command, f"{command}, golang-google-grpc-dev, golang-github-golang-protobuf-1-5-dev")
+        _run(build, directory, timeout=_INSTALL_S, env={**os.environ, "GO111MODULE": "off"})
     return [directory / "client"]
 
 

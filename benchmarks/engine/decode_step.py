@@ -38,8 +38,8 @@ from worker.step.rows import Rows
 # For each of kFloat32, kBfloat16, kInt8, kGroupedInt8, kInt4, kInt4Zeros of kernels/linear/panels.h: the
 # multiplications that may compute it, best first; a machine uses the first that it has. AVX2 multiplies bf16 and 8-bit
 # weights as int16.
-_INT8, _INT4 = ("int8", "int16"), ("int8", "int8_pairs")
-_MULTIPLIED = (("float32",), ("bfloat16", "int16"), _INT8, _INT8, _INT4, _INT4)
+_INT8, _INT4 = ("int8_tiles", "int8", "int16"), ("int8_tiles", "int8", "int8_pairs")
+_MULTIPLIED = (("float32",), ("bfloat16_tiles", "bfloat16", "int16"), _INT8, _INT8, _INT4, _INT4)
 
 _OP_NAMES = {
     Op.ATTENTION: "attention",
@@ -184,7 +184,8 @@ def op_floors(
     num_bytes = keys * 2 * config.num_kv_heads * config.head_size * kv_dtype.itemsize
     # Queries and keys are multiplied in the type of the cache where a CPU can.
     of_dtype = str(kv_dtype).removeprefix("torch.")
-    rate = peaks.operations.get(of_dtype, peaks.operations["float32"])
+    kinds = [kind for kind in (f"{of_dtype}_tiles", of_dtype, "float32") if kind in peaks.operations]
+    rate = peaks.operations[kinds[0]]
     add(name, num_bytes / peaks.read_blocks, keys * tokens_per_row * 4 * config.num_heads * config.head_size, rate)
     return floors
 

@@ -3,6 +3,8 @@
 // Prints a JSON object. Build with the flags of a set of kernels, -O2 and -pthread.
 #include <immintrin.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -60,6 +62,21 @@ static void read_all(const char* start, int64_t bytes) {
     __asm__ volatile("" : : "x"(sum));
 }
 
+#ifdef __AMX_BF16__
+#include "kernels/native/cpp/amx.h"
+
+// Computes kLoops / 16 times four products of tiles, which takes about as long as a chain's kLoops steps. Registers 0 to
+// 3 are sums of 16 x 16; 4 and 5 are rows, and 6 and 7 columns, of `input_bytes`.
+template <class Multiply>
+static void tiles(int input_bytes, Multiply&& multiply) {
+    octavo::TileShapes shapes;
+    shapes.row_bytes[4] = shapes.row_bytes[5] = static_cast<uint16_t>(input_bytes);
+    shapes.rows[6] = shapes.rows[7] = static_cast<uint8_t>(input_bytes / 4);
+    const octavo::TilesInUse in_use(shapes);
+    for (int64_t i = 0; i < kLoops / 16; i++) multiply();
+}
+#endif
+
 int main(int argc, char** argv) {
     const int threads = argc > 1 ? std::atoi(argv[1]) : 1;
     // Operations of all threads, if one step of one sum does `of_step`.
@@ -115,6 +132,29 @@ int main(int argc, char** argv) {
     const __m512i bytes = _mm512_set1_epi8(1);
     std::printf(", \"int8\": %.4g", rate(threads, operations(128), [&](int) {
         chain(bytes, [&](__m512i sum) { return _mm512_dpbusd_epi32(sum, bytes, bytes); });
+    }));
+#endif
+#ifdef __AMX_BF16__
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0) return 1;
+    // Multiplies 16 rows x 32 inputs x 16 columns.
+    const double products = double(kLoops / 16) * 4 * 16 * 32 * 16 * threads;
+    std::printf(", \"bfloat16_tiles\": %.4g", rate(threads, 2 * products, [&](int) {
+        tiles(64, [] {
+            _tile_dpbf16ps(0, 4, 6);
+            _tile_dpbf16ps(1, 4, 7);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        });
+    }));
+    // 32 inputs share a scale: tiles of bytes are half as long as they might be.
+    std::printf(", \"int8_tiles\": %.4g", rate(threads, 2 * products, [&](int) {
+        tiles(32, [] {
+            _tile_dpbsud(0, 4, 6);
+            _tile_dpbsud(1, 4, 7);
+            _tile_dpbsud(2, 5, 6);
+            _tile_dpbsud(3, 5, 7);
+        });
     }));
 #endif
     std::printf("}\n");

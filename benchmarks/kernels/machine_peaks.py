@@ -8,6 +8,8 @@ from pathlib import Path
 
 from kernels.native.build import path_of_this_cpu
 
+_ROOT = Path(__file__).resolve().parents[2]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachinePeaks:
@@ -17,7 +19,8 @@ class MachinePeaks:
     read: float
     read_blocks: float
     # Operations (a product and its addition are two), by the type that is multiplied: float32; int16 (vpmaddwd) and
-    # int8_pairs (vpmaddubsw) with AVX2; bfloat16 (vdpbf16ps) and int8 (vpdpbusd) with AVX-512.
+    # int8_pairs (vpmaddubsw) with AVX2; bfloat16 (vdpbf16ps) and int8 (vpdpbusd) with AVX-512; bfloat16_tiles and
+    # int8_tiles (32 inputs, a block) with AMX.
     operations: dict[str, float]
 
 
@@ -29,7 +32,8 @@ def measure_peaks(threads: int) -> MachinePeaks:
     source = Path(__file__).with_suffix(".cpp")
     with tempfile.TemporaryDirectory() as directory:
         program = Path(directory) / "peaks"
-        command = ["c++", "-O2", "-std=c++17", "-pthread", *path.compiler_flags, str(source), "-o", str(program)]
+        command = ["c++", "-O2", "-std=c++17", "-pthread", f"-I{_ROOT}", *path.compiler_flags]
+        command += [str(source), "-o", str(program)]
         try:
             subprocess.run(command, check=True)
         except FileNotFoundError:

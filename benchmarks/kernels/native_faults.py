@@ -1,0 +1,168 @@
+"""Makes deliberate faults in the kernels of AMX, one at a time: each must make a test of exact bits or values fail.
+
+    python -m benchmarks.kernels.native_faults               all: 10 minutes on two cores
+    python -m benchmarks.kernels.native_faults --only value  those whose name has "value"
+
+Works in copies of kernels, worker and tests, whose kernels are compiled with -O1. Needs a CPU with AMX. First runs the
+same tests without a fault. Prints a line for each fault, and ends with exit code 1 if one was not found.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from kernels.native.build import path_of_this_cpu
+from tests.support.kernels.faults import Fault
+from tests.support.repository import ROOT
+
+_LINEAR, _ATTENTION = "tests/kernels/linear/test_quantized.py", "tests/kernels/attention/test_paged.py"
+_WRITE = "tests/kernels/kv_cache/test_write.py"
+_tiles = partial(Fault, path="kernels/linear/dots/tile_dots.h", test=_LINEAR)
+_attention = partial(Fault, path="kernels/attention/paged/amx_attention.h", test=_ATTENTION)
+FAULTS = (
+    _tiles(
+        name="each block multiplies the phase's first inputs",
+        old="(place + i * kRows) * kBlock",
+        new="place * kBlock",
+    ),
+    _tiles(name="the second half of the columns is the first", old="weights + v * 4 * V::W", new="weights"),
+    Fault(
+        name="sums that start at 0 are not corrected",
+        path="kernels/linear/dots/dots_vnni.h",
+        old="return _mm512_add_epi32(dots, _mm512_set1_epi32(rows.starts[place]));",
+        new="return dots;",
+        test=_LINEAR,
+    ),
+    _tiles(
+        name="nibbles are unpacked in the wrong order",
+        old="_mm512_storeu_si512(place, low_nibbles(both));",
+        new="_mm512_storeu_si512(place, high_nibbles(both));",
+    ),
+    _tiles(
+        name="rows left over are not computed",
+        old="(last - first + kRows - 1) / kRows",
+        new="(last - first) / kRows",
+    ),
+    _tiles(
+        name="a phase's last block is scaled by the first's scales",
+        old="place += kRows, panel",
+        new="place += i + 1 < count ? kRows : 0, panel",
+    ),
+    _attention(name="a wrong coefficient of 2^x", old="6.9304484478e-1f", new="6.6304484478e-1f"),
+    _attention(
+        name="a query sees one position too many",
+        old="std::fill(scores + end,",
+        new="std::fill(scores + std::min(end + 1, count),",
+    ),
+    _attention(
+        name="a window begins a group late",
+        old="std::max<int64_t>(0, begin_ - base) / kPositions",
+        new="(std::max<int64_t>(0, begin_ - base) + 15) / kPositions",
+    ),
+    _attention(
+        name="the sum of weights lacks groups of an incomplete four",
+        old="if (v + i >= from && v + i < to) f(v + i, i);",
+        new="if (v + i >= from && v + 4 <= to) f(v + i, i);",
+    ),
+    _attention(
+        name="weights of the first group for all values",
+        old="weights(r) + v * kPositions, kWeights",
+        new="weights(r) + from * kPositions, kWeights",
+    ),
+    _attention(
+        name="values beyond the context are not zeroed",
+        old="if (in_twos || held < kPositions) {",
+        new="if (in_twos) {",
+    ),
+    Fault(
+        name="values of odd tokens go to the places of even ones",
+        path="kernels/kv_cache/write/rope_cache_write.h",
+        old="bf16* place = values + layout.value(offset, first);",
+        new="bf16* place = values + layout.value(offset / 2 * 2, first);",
+        test=_WRITE,
+    ),
+)
+_NO_FAULT = Fault(
+    name="no fault", path="kernels/linear/dots/tile_dots.h", old="", new="", test=f"{_LINEAR} {_ATTENTION} {_WRITE}"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    fault: Fault
+    # pytest's: 0 if all tests passed, 1 if one failed, another number if they could not run.
+    exit_code: int
+    seconds: float
+    # pytest's last lines.
+    told: str
+
+    @property
+    def is_right(self) -> bool:
+        return self.exit_code == (0 if self.fault is _NO_FAULT else 1)
+
+
+def run(fault: Fault) -> Outcome:
+    """Runs a fault's tests in a copy that has it. Raises ValueError if its text is not there once."""
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        for name in ("kernels", "worker", "tests"):
+            shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", directory)
+        if fault is not _NO_FAULT:
+            _change(directory, fault)
+        _change(directory, replace(fault, path="kernels/native/build.py", old='"-O3"', new='"-O1"'))
+        environment = {
+            **os.environ,
+            "PYTHONPATH": f"{directory}:{ROOT}",
+            "OCTAVO_CACHE_DIR": str(directory / "cache"),
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-n0", "-p", "no:cacheprovider", *fault.test.split()]
+        done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
+    told = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR")) or " passed" in line]
+    return Outcome(
+        fault=fault,
+        exit_code=done.returncode,
+        seconds=time.monotonic() - began,
+        told=" | ".join(told) or (done.stdout + done.stderr)[-300:],
+    )
+
+
+def _change(directory: Path, fault: Fault) -> None:
+    source = directory / fault.path
+    text = source.read_text()
+    if text.count(fault.old) != 1:
+        raise ValueError(f"{fault.path} has {text.count(fault.old)} of {fault.old!r}")
+    source.write_text(text.replace(fault.old, fault.new))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="TEXT", help="faults whose name has this text")
+    chosen = [fault for fault in FAULTS if parser.parse_args(arguments).only in fault.name]
+    path = path_of_this_cpu()
+    if path is None or path.name != "amx-bf16":
+        parser.error("this CPU lacks AMX, or Linux refuses its tiles")
+    if not chosen:
+        parser.error("--only: no fault's name has this text")
+    is_right = True
+    with ThreadPoolExecutor(2) as pool:
+        for outcome in pool.map(run, (_NO_FAULT, *chosen)):
+            is_right &= outcome.is_right
+            word = "ok    " if outcome.is_right else "FAILED"
+            print(f"{word} {outcome.seconds:5.0f} s  {outcome.fault.name}: {outcome.told}", flush=True)
+    return int(not is_right)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
