@@ -125,10 +125,15 @@ class Outbox:
             return
         self.closed, self._error = True, error
         if discard:
-            self._waiting.clear()
+            self.discard()
         self._wake_writer()
         if self._on_close is not None:
             self._on_close()
+
+    def discard(self) -> None:
+        """Drops what waits: it will not be read."""
+        self._waiting.clear()
+        self._open.clear()
 
     def on_close(self, call: Callable[[], object]) -> None:
         """Calls `call` when the outbox is closed; at once if it is already."""

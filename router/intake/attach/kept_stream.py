@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from protos import inference_pb2 as pb
 from router.errors import RequestError
 from router.intake.intake import Intake
+from router.streams.outbox import Outbox
 from router.streams.stream import Stream
 from router.telemetry.call_context import log_fields
 
@@ -20,7 +21,9 @@ class KeptStream:
     stream: Stream
 
     def __init__(self) -> None:
+        # None once it is to end.
         self._task: asyncio.Task[None] | None = None
+        self._outbox: Outbox | None = None
         self._has_ended = False
         self._on_end: Callable[[], object] | None = None
 
@@ -46,16 +49,22 @@ class KeptStream:
             call()
 
     async def end(self) -> None:
-        """Ends the stream, if it has not ended."""
-        assert self._task is not None
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        """Ends the stream, if it has not ended. What nobody has read is dropped."""
+        # A task that was cancelled holds this object, by its traceback: their memory would wait for a collection.
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if self._outbox is not None:
+            self._outbox.discard()
 
     async def _hold(self, intake: Intake, messages: list[pb.GenerateRequest], opened: "asyncio.Future[Stream]") -> None:
         request_id = messages[0].request_id
         try:
             async with intake.open(messages.pop(), None) as stream:
-                outbox, ended = stream.outbox, asyncio.Event()
+                self._outbox = outbox = stream.outbox
+                ended = asyncio.Event()
                 outbox.keep()
                 outbox.on_close(ended.set)
                 if not opened.done():

@@ -101,6 +101,15 @@ async def test_an_error_comes_after_what_waits_or_at_once() -> None:
         await outbox.take()
 
 
+async def test_what_is_discarded_does_not_come() -> None:
+    outbox = _outbox(1000)
+    outbox.put_delta(_delta(0, 0, "a"))
+    outbox.discard()
+    outbox.put_delta(_delta(0, 1, "b"))
+    [event] = await outbox.take()
+    assert event.chunk.text == "b"
+
+
 async def test_a_reader_that_waits_is_woken_by_events_and_by_the_end() -> None:
     outbox = _outbox(1000)
     reader = asyncio.create_task(outbox.take())
