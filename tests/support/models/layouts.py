@@ -117,8 +117,8 @@ async def _run(
         ]
         # The last replica has only one prompt, and nothing to do once that is done.
         of_prompt = [routers[min(index, layout.replicas - 1)] for index in range(len(PROMPTS))][::-1]
-        # All prompts arrive before the first step, or the first might end before the last needs its blocks. Replicas that
-        # share experts can't be frozen.
+        # All prompts arrive before the first step, or the first might end before the last needs its blocks. Replicas
+        # that share experts can't be frozen.
         frozen = [] if layout.has_expert_parallel else routers
         for router in frozen:
             await router.pause(scheduler_pb2.PAUSE_MODE_KEEP)
