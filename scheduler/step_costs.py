@@ -7,8 +7,9 @@ import numpy as np
 
 from scheduler.core.messages import FIRST_CHOOSING_SECONDS, Plan, StepCosts
 
-# Numbers of tokens within a factor of 2 ** (1 / 4) count as one.
-_BINS_A_DOUBLING = 4
+# Kernels compute rows in tiles, so that one token more may cost a quarter of a step, and the next fifteen nothing. Up to
+# this many, each number of tokens has its own average; beyond, those within a factor of 2 ** (1 / 8) share one.
+_MOST_ALONE, _BINS_A_DOUBLING = 64, 8
 # A bin counts from this many steps on; it begins with their median, as the first steps of a process are slow.
 _LEAST_STEPS = 3
 # Weight of a step's time in the average of its bin and in the pace of all steps, and how far from the average a time
@@ -22,6 +23,8 @@ _LEAST_CHANGE = 0.1
 class _Bin:
     num_tokens: float = 0.0
     seconds: float = 0.0
+    # Steps that count in the average.
+    weight: float = 0.0
     # Those of the first steps, until there are enough.
     first: list[float] | None = None
 
@@ -31,11 +34,13 @@ class _Bin:
             factor = min(max(seconds / self.seconds, 1 / _MOST_FACTOR), _MOST_FACTOR)
             self.seconds *= factor**_WEIGHT
             self.num_tokens += _WEIGHT * (num_tokens - self.num_tokens)
+            self.weight = min(self.weight + 1, 1 / _WEIGHT)
             return factor
         self.first = [*(self.first or ()), seconds]
         self.num_tokens = float(num_tokens)
         if len(self.first) >= _LEAST_STEPS:
             self.seconds, self.first = sorted(self.first)[len(self.first) // 2], None
+            self.weight = float(_LEAST_STEPS)
         return 1.0
 
 
@@ -81,7 +86,7 @@ class StepCostMeter:
 
     def take(self) -> StepCosts | None:
         """The costs, if they have changed by much since the last call that returned some."""
-        steps = {number: each.seconds for number, each in self._steps.items() if each.seconds}
+        steps = _rising({number: each for number, each in sorted(self._steps.items()) if each.seconds})
         drafts = {number: each.seconds for number, each in self._drafts.items() if each.seconds}
         choosing = self._choosing
         has_changed = _has_changed(self._told, steps) or _has_changed(self._told_drafts, drafts)
@@ -108,7 +113,24 @@ class StepCostMeter:
 
 
 def _bin_of(num_tokens: int) -> int:
-    return round(_BINS_A_DOUBLING * math.log2(num_tokens))
+    if num_tokens <= _MOST_ALONE:
+        return num_tokens
+    return _MOST_ALONE + math.ceil(_BINS_A_DOUBLING * math.log2(num_tokens / _MOST_ALONE))
+
+
+def _rising(bins: dict[int, _Bin]) -> dict[int, float]:
+    """The seconds of bins, which come in order, as they are most likely if no step takes less than a smaller one: where
+    they fall, neighbours share their mean (Ayer and others, Annals of Mathematical Statistics 26, 1955)."""
+    # Mean, weight and numbers of runs of bins.
+    runs: list[tuple[float, float, list[int]]] = []
+    for number, each in bins.items():
+        seconds, weight, numbers = each.seconds, each.weight, [number]
+        while runs and runs[-1][0] >= seconds:
+            earlier, of_earlier, before = runs.pop()
+            seconds = (earlier * of_earlier + seconds * weight) / (of_earlier + weight)
+            weight, numbers = of_earlier + weight, before + numbers
+        runs.append((seconds, weight, numbers))
+    return {number: seconds for seconds, _, numbers in runs for number in numbers}
 
 
 def _has_changed(before: dict[int, float], now: dict[int, float]) -> bool:

@@ -48,6 +48,18 @@ def test_a_slow_hour_changes_no_cost_but_dearer_tokens_do() -> None:
     assert dearer.seconds[2] / dearer.seconds[1] == pytest.approx(2.0, rel=0.1)
 
 
+def test_a_token_that_begins_a_tile_costs_more_than_the_next_ones() -> None:
+    meter = StepCostMeter()
+    for _ in range(5):
+        for num_tokens, seconds in ((15, 1.0), (16, 1.02), (17, 1.3), (24, 1.29), (32, 1.31)):
+            meter.note(plan(num_tokens), seconds)
+    costs = meter.take()
+    assert costs is not None
+    assert costs.num_tokens == (1, 15, 16, 17, 24, 32)
+    # A step is not cheaper than a smaller one: what says so is noise.
+    assert costs.seconds == pytest.approx((1.0, 1.0, 1.02, 1.295, 1.295, 1.31))
+
+
 def test_what_choosing_drafts_takes_the_scheduler_is_measured() -> None:
     meter = StepCostMeter()
     for _ in range(5):
