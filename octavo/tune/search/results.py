@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import combinations
+from statistics import median
 from typing import Any
 
 from octavo.tune.bounds import lasting
@@ -46,10 +47,14 @@ class Row:
     @property
     def value(self) -> float:
         """Output tokens per second within the bounds: the median of all measurements of one that has several."""
+        return median(self.values)
+
+    @property
+    def values(self) -> list[float]:
+        """Output tokens per second within the bounds, of each measurement."""
         if self.rate is None:
-            return 0.0
-        values = sorted(lasting(self.rate, each) for each in self.repeats or (self.measured,))
-        return (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
+            return [0.0]
+        return [lasting(self.rate, each) for each in self.repeats or (self.measured,)]
 
     def as_json(self) -> dict[str, Any]:
         values: dict[str, Any] = {**dict(self.candidate.values), "status": str(self.status), "reason": self.reason}

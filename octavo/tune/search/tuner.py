@@ -7,6 +7,7 @@
    The request rate starts at infinity and comes down until the bounds hold.
 5. Predictions learn from these measurements. Skipped settings that are then predicted to win are measured as well.
 6. The finalists are measured in turns, the first one last in the next round, so that a machine's slow minutes meet all.
+   Two turns are enough where one of them is clearly better in both.
 """
 
 import math
@@ -33,6 +34,8 @@ from octavo.tune.trials.trials import Trials
 from octavo.tune.workload import TuneWorkload
 
 _NUM_FINALISTS = 2
+# A final ends early once a finalist has been better by this share in each of so many turns.
+_CLEARLY, _TURNS_TO_DECIDE = 0.1, 2
 # Skipped settings that are measured after all, at most, and by which share they must be predicted to be better.
 _NUM_LATE, _LATE_GAIN = 2, 0.05
 _NUM_PROBES = 2
@@ -51,7 +54,7 @@ _FAR = 0.7
 class Effort:
     """How much is measured. margin: settings predicted to be worse than the best by more than this share are skipped.
     max_measured: most settings that are measured, but for those that measurements make likely. rounds: measurements of
-    each finalist. is_exhaustive: every setting is measured with the whole load, whatever is predicted."""
+    each finalist, fewer if that decides. is_exhaustive: all settings are measured with the whole load."""
 
     margin: float = 0.15
     max_measured: int = 4
@@ -330,19 +333,17 @@ class Tuner:
         finalists = sorted(alive, key=lambda row: -row.value)[:_NUM_FINALISTS]
         for row in finalists:
             row.status, row.repeats = Status.FINALIST, [row.measured]
-        turns = [
-            (number, row)
-            for number in range(1, self._effort.rounds)
-            for row in (finalists if number % 2 == 0 else reversed(finalists))
-        ]
-        for done, (number, row) in enumerate(turns):
-            self._watch.expect(len(turns) - done)
-            self._watch.begin(f"final, turn {number + 1}: {row.candidate.label}")
-            assert row.rate is not None
-            try:
-                row.repeats.append(self._trials.again(row.candidate, f"final {number}", row.rate))
-            except TrialFailed as error:
-                row.status, row.reason = Status.FAILED, f"in the final, turn {number + 1}: {error}"
+        for number in range(1, self._effort.rounds):
+            if not finalists or self._is_decided(finalists):
+                break
+            for done, row in enumerate(finalists if number % 2 == 0 else reversed(finalists)):
+                self._watch.expect((self._effort.rounds - number) * len(finalists) - done)
+                self._watch.begin(f"final, turn {number + 1}: {row.candidate.label}")
+                assert row.rate is not None
+                try:
+                    row.repeats.append(self._trials.again(row.candidate, f"final {number}", row.rate))
+                except TrialFailed as error:
+                    row.status, row.reason = Status.FAILED, f"in the final, turn {number + 1}: {error}"
         lasting = [row for row in finalists if row.status is Status.FINALIST and self._keeps_bounds(row)]
         for lower in range(1, _LOWER_RATES + 1):
             if not lasting:
@@ -355,6 +356,13 @@ class Tuner:
             if row.status in (Status.FINALIST, Status.MEASURED) and not row.reason:
                 row.reason = f"{1 - row.value / best.value:.1%} below the best in the final"
         return best
+
+    def _is_decided(self, finalists: Sequence[Row]) -> bool:
+        """True if the best finalist has kept the bounds in all turns, and was clearly better than others in each."""
+        best, *others = sorted(finalists, key=lambda row: -row.value)
+        if len(best.repeats) < _TURNS_TO_DECIDE or any(self._bounds.broken_by(each) for each in best.repeats):
+            return False
+        return all(max(row.values) < (1 - _CLEARLY) * min(best.values) for row in others)
 
     def _slower(self, row: Row, number: int) -> bool:
         """Measures a finalist at a lower rate, if its own one kept the bounds by luck. Returns True if that holds."""

@@ -353,6 +353,20 @@ def test_memory_on_a_cpu_is_what_is_free_or_what_the_requests_need(
         highest_that_works([2.0, 1.0], lambda value: "too much")
 
 
+@pytest.mark.parametrize(("max_num_seqs", "num_turns"), [((2, 64), 2), ((63, 64), 4)])
+def test_a_final_ends_once_a_setting_is_clearly_better(
+    tmp_path: Path, max_num_seqs: tuple[int, ...], num_turns: int
+) -> None:
+    axes = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": (64,)}
+    found = tune(
+        tmp_path, SimulatedClusters(cost_of), workload_of(**LOADS["short prompts"]), axes=axes,
+        effort=Effort(margin=1.0, rounds=4),
+    )  # fmt: skip
+    assert found.best is not None
+    assert num_turns == 4 or found.best.candidate.value("max_num_seqs") == 64
+    assert [len(row.repeats) for row in found.rows] == [num_turns, num_turns]
+
+
 def test_finalists_that_kept_the_bounds_by_luck_are_slowed_down(tmp_path: Path) -> None:
     """One setting: after the probe and the search, the machine is slow for the two turns of the final."""
     clusters = SimulatedClusters(
