@@ -7,7 +7,7 @@ import numpy as np
 
 from scheduler.core.messages import FIRST_CHOOSING_SECONDS, Plan, StepCosts
 
-# Kernels compute rows in tiles, so that one token more may cost a quarter of a step, and the next fifteen nothing. Up to
+# Kernels compute rows in tiles, so that one token more may cost a fifth of a step, and the next fifteen nothing. Up to
 # this many, each number of tokens has its own average; beyond, those within a factor of 2 ** (1 / 8) share one.
 _MOST_ALONE, _BINS_A_DOUBLING = 64, 8
 # A bin counts from this many steps on; it begins with their median, as the first steps of a process are slow.

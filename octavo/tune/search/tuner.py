@@ -23,6 +23,7 @@ from octavo.tune.bounds import Bounds
 from octavo.tune.errors import TuningError
 from octavo.tune.progress import Watcher
 from octavo.tune.rates import CLOSE
+from octavo.tune.search.choosing import choose
 from octavo.tune.search.predictions import Predictor, Probe
 from octavo.tune.search.probing import size_of, to_probe
 from octavo.tune.search.results import Found, Row, Status
@@ -125,11 +126,11 @@ class Tuner:
 
     def _search(self, rows: Sequence[Row]) -> Row | None:
         self._predict(rows)
-        chosen = self._halve(self._choose(rows))
+        chosen = self._halve(choose(rows, margin=self._effort.margin, most=self._effort.max_measured))
         best = self._final(self._whole(chosen))
         while best is None and chosen and all(row.status is Status.FAILED for row in chosen):
             # Those that were to win do not work: the next ones.
-            chosen = self._halve(self._choose(rows))
+            chosen = self._halve(choose(rows, margin=self._effort.margin, most=self._effort.max_measured))
             best = self._final(self._whole(chosen))
         return best
 
@@ -206,30 +207,6 @@ class Tuner:
         for row in rows:
             self._predictors[row.candidate.engine] = predictor
             row.prediction = predictor.predict(self._options_of(row.candidate, self._trials.memory))
-
-    def _choose(self, rows: Sequence[Row]) -> list[Row]:
-        """The rows that can still win: those predicted near the best, and those that can't be predicted."""
-        rows = [row for row in rows if row.status is not Status.FAILED]
-        best = max((row.prediction.value for row in rows if row.prediction), default=0.0)
-        near = []
-        for row in rows:
-            if row.prediction is None:
-                near.append(row)
-            elif row.prediction.rate is None and best:
-                row.reason = f"predicted to break the bounds at every rate: {row.prediction.reason}"
-            elif row.prediction.value < (1 - self._effort.margin) * best:
-                behind = 1 - row.prediction.value / best
-                row.reason = f"predicted {row.prediction.value:,.4g} output tokens/s, {behind:.0%} below the best"
-            else:
-                near.append(row)
-        # Among those predicted alike, the one whose requests take the least time.
-        near.sort(key=lambda row: _order(row, best))
-        for row in near[self._effort.max_measured :]:
-            row.reason = (
-                f"predicted within {self._effort.margin:.0%} of the best, as {self._effort.max_measured} others that "
-                "answer sooner or faster"
-            )
-        return near[: self._effort.max_measured]
 
     # --- Measurements
 
@@ -389,10 +366,3 @@ class Tuner:
     def _say(self, text: str) -> None:
         self._notes.append(text)
         self._watch.say(text)
-
-
-def _order(row: Row, best: float) -> tuple[bool, float, float]:
-    if row.prediction is None or not best:
-        return False, 0.0, 0.0
-    # Steps of 3%: finer ones are no better than noise.
-    return True, -round(row.prediction.value / best / 0.03), row.prediction.numbers.get("e2e_ms_p50", 0.0)
