@@ -134,6 +134,7 @@ class Outbox:
         """Drops what waits: it will not be read."""
         self._waiting.clear()
         self._open.clear()
+        self._num_bytes = 0
 
     def on_close(self, call: Callable[[], object]) -> None:
         """Calls `call` when the outbox is closed; at once if it is already."""
