@@ -99,7 +99,8 @@ _NO_FAULT = Fault(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     fault: Fault
-    # pytest's: 0 if all tests passed, 1 if one failed, another number if they could not run.
+    # pytest's: 0 if all tests passed, 1 if one failed, another number if they could not run; negative if a signal ended
+    # it, as a kernel that reads beyond its memory may.
     exit_code: int
     seconds: float
     # pytest's last lines.
@@ -107,7 +108,7 @@ class Outcome:
 
     @property
     def is_right(self) -> bool:
-        return self.exit_code == (0 if self.fault is _NO_FAULT else 1)
+        return self.exit_code == 0 if self.fault is _NO_FAULT else self.exit_code == 1 or self.exit_code < 0
 
 
 def run(fault: Fault) -> Outcome:
@@ -134,7 +135,7 @@ def run(fault: Fault) -> Outcome:
         fault=fault,
         exit_code=done.returncode,
         seconds=time.monotonic() - began,
-        told=" | ".join(told) or (done.stdout + done.stderr)[-300:],
+        told=" | ".join(told) or ("" if done.returncode == 0 else (done.stdout + done.stderr)[:200].replace("\n", " ")),
     )
 
 

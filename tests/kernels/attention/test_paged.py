@@ -1,4 +1,5 @@
 import copy
+import math
 from functools import partial
 from typing import Any
 
@@ -140,6 +141,24 @@ def test_soft_caps_and_sinks_agree_with_float64(
     case = Case(*rows, dtype=dtype, window=window, block_size=16, soft_cap=soft_cap, has_sinks=has_sinks)
     tolerance = _tolerance(path_of(kind, dtype), dtype)
     torch.testing.assert_close(case.run(kind).double(), case.expected(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_small_weights_are_as_exact_as_large_ones(dtype: torch.dtype, kind: str) -> None:
+    """Two tokens a row; the one with less weight has the value 1. Weights are powers of 2."""
+    exponents = torch.arange(1, 81) / 8
+    case = Case(*[(1, 2)] * len(exponents), dtype=dtype)
+    kv = case.cache[torch.from_numpy(case.tables[:, 0])]
+    kv[:, :2] = 0.0
+    kv[:, 0, 0, :, 0] = 1.0
+    kv[:, 1, 1] = 1.0
+    case.cache[torch.from_numpy(case.tables[:, 0])] = kv
+    case.q = torch.zeros_like(case.q)
+    case.q[:, :, 0] = exponents[:, None] * math.log(2) / 0.25
+    expected = (1 / (1 + 2**exponents))[:, None, None].expand(case.q.shape)
+    tolerance = min(_tolerance(path_of(kind, dtype), dtype), 6e-3)
+    torch.testing.assert_close(case.run(kind).view(case.q.shape), expected, rtol=tolerance, atol=0.0)
 
 
 @pytest.mark.parametrize("kind", NATIVE_KINDS)
