@@ -1,6 +1,6 @@
 """Makes deliberate faults in the kernels of AMX, one at a time: each must make a test of exact bits or values fail.
 
-    python -m benchmarks.kernels.native_faults               all: 10 minutes on two cores
+    python -m benchmarks.kernels.native_faults               all: 5 minutes on two cores
     python -m benchmarks.kernels.native_faults --only value  those whose name has "value"
 
 Works in copies of kernels, worker and tests, whose kernels are compiled with -O1. Needs a CPU with AMX. First runs the
@@ -103,7 +103,7 @@ class Outcome:
     # it, as a kernel that reads beyond its memory may.
     exit_code: int
     seconds: float
-    # pytest's last lines.
+    # The names of failed tests, or how pytest's output begins.
     told: str
 
     @property
@@ -150,7 +150,8 @@ def _change(directory: Path, fault: Fault) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="TEXT", help="faults whose name has this text")
-    chosen = [fault for fault in FAULTS if parser.parse_args(arguments).only in fault.name]
+    only = parser.parse_args(arguments).only
+    chosen = [fault for fault in FAULTS if only in fault.name]
     path = path_of_this_cpu()
     if path is None or path.name != "amx-bf16":
         parser.error("this CPU lacks AMX, or Linux refuses its tiles")

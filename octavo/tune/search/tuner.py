@@ -55,7 +55,7 @@ _FAR = 0.7
 class Effort:
     """How much is measured. margin: settings predicted to be worse than the best by more than this share are skipped.
     max_measured: most settings that are measured, but for those that measurements make likely. rounds: measurements of
-    each finalist, fewer if that decides. is_exhaustive: all settings are measured with the whole load."""
+    each finalist, two if they decide. is_exhaustive: all settings are measured with the whole load."""
 
     margin: float = 0.15
     max_measured: int = 4
@@ -126,13 +126,12 @@ class Tuner:
 
     def _search(self, rows: Sequence[Row]) -> Row | None:
         self._predict(rows)
-        chosen = self._halve(choose(rows, margin=self._effort.margin, most=self._effort.max_measured))
-        best = self._final(self._whole(chosen))
-        while best is None and chosen and all(row.status is Status.FAILED for row in chosen):
-            # Those that were to win do not work: the next ones.
+        while True:
             chosen = self._halve(choose(rows, margin=self._effort.margin, most=self._effort.max_measured))
             best = self._final(self._whole(chosen))
-        return best
+            if best is not None or not chosen or any(row.status is not Status.FAILED for row in chosen):
+                return best
+            # Those that were to win do not work: the next ones.
 
     def _valid(self) -> list[Row]:
         """The rows whose options go together."""
