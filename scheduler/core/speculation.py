@@ -98,7 +98,7 @@ class Speculator:
             return selection
         # A sequence in a step in flight can't get any.
         may_get = decodes.without_steps(indices)
-        if not may_get.any():
+        if not np.count_nonzero(may_get):
             return selection
         rows, generations = decodes.rows_of(indices)
         # Sequences that came while the drafters rested.
@@ -108,16 +108,16 @@ class Speculator:
             return selection
         token_ids, num_proposed, rates = drafting.best(rows, generations)
         # A step also samples the token after the last accepted draft.
-        most = np.minimum(num_proposed, decodes.num_missing(indices) - 1)
-        most[~may_get] = 0
+        most = np.minimum(num_proposed, decodes.num_missing(indices) - 1) * may_get
         counts = drafting.choose(rates, most, num_rows=len(indices), num_tokens=num_tokens, budget=budget)
-        drafting.note_step(has_drafts=bool(counts.any()))
-        if not counts.any():
+        has_drafts = bool(np.count_nonzero(counts))
+        drafting.note_step(has_drafts=has_drafts)
+        if not has_drafts:
             return selection
         counts = self._cut_at_ends(token_ids, counts)
         self._cut_to_blocks(indices, counts, draft)
         chosen = counts > 0
-        if not chosen.any():
+        if not np.count_nonzero(chosen):
             return selection
         self._advance(indices[chosen], counts[chosen], token_ids[chosen], draft)
         draft.num_expected_drafts = float(_expected(rates, counts).sum())
@@ -126,6 +126,8 @@ class Speculator:
     def _cut_at_ends(self, token_ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Drops drafts behind one that ends an output."""
         is_end = self._state.end_tokens.among(token_ids)
+        if not np.count_nonzero(is_end):
+            return counts
         return np.where(is_end.any(axis=1), np.minimum(counts, is_end.argmax(axis=1) + 1), counts)
 
     def _cut_to_blocks(self, indices: np.ndarray, counts: np.ndarray, draft: PlanDraft) -> None:
@@ -133,7 +135,7 @@ class Speculator:
         state, decodes = self._state, self._state.decodes
         rooms, block_size = decodes.draft_rooms(indices), decodes.block_size
         lacking = -(-np.maximum(counts - rooms, 0) // block_size)
-        if not lacking.any():
+        if not np.count_nonzero(lacking):
             return
         num_spare = 0 if len(state.waiting) else max(0, state.pool.num_available - len(state.running))
         beyond = lacking.cumsum() > num_spare

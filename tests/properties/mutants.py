@@ -352,7 +352,7 @@ MUTANTS = [
     ),
     _mutant(
         "drafts-behind-a-step-in-flight", "core.speculation",
-        "        most[~may_get] = 0\n", "",
+        "decodes.num_missing(indices) - 1) * may_get", "decodes.num_missing(indices) - 1)",
         "drafts are verified before the token in front of them is known", **_DRAFTS, max_steps_in_flight=3,
         num_stages=1,
     ),
@@ -363,7 +363,7 @@ MUTANTS = [
     ),
     _mutant(
         "drafts-not-bounded", "core.drafting.drafting",
-        "np.minimum(num_DL[best_L, index], self.bounds(rows_L, generations_L))", "num_DL[best_L, index]",
+        "== generations_L) * self._most_R[rows_L]", "== generations_L) * self.num_drafts",
         "a request gets more drafts than it allows", **_DRAFTS,
     ),
     _mutant(
@@ -378,7 +378,7 @@ MUTANTS = [
     ),
     _mutant(
         "drafts-past-the-end", "core.speculation",
-        "decodes.num_missing(indices) - 1)", "decodes.num_missing(indices) + 1)",
+        "decodes.num_missing(indices) - 1) * may_get", "decodes.num_missing(indices) + 1) * may_get",
         "drafts go beyond max_tokens", **_DRAFTS,
     ),
     _mutant(

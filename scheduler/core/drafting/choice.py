@@ -5,6 +5,8 @@ all rows' drafts the likeliest are taken first, until another one takes more of 
 the best step without prefills makes of that time (Dinkelbach, Management Science 13, 1967).
 """
 
+import functools
+
 import numpy as np
 
 from scheduler.core.drafting.rates import MOST_RATE
@@ -32,11 +34,10 @@ class CostTable:
         """float64 [count]: seconds of steps with `first` tokens, first + 1, and so on."""
         return self._table(first + count)[first : first + count]
 
-    def seconds_with_choice(self, first: int, count: int) -> np.ndarray:
-        """As `seconds`, if all tokens after the first ones are drafts, with those in which they are chosen."""
-        seconds = self.seconds(first, count).copy()
-        seconds[1:] += FIRST_CHOOSING_SECONDS if self.costs is None else self.costs.choosing_seconds
-        return seconds
+    @property
+    def choosing_seconds(self) -> float:
+        """Seconds in which the scheduler chooses the drafts of a step."""
+        return FIRST_CHOOSING_SECONDS if self.costs is None else self.costs.choosing_seconds
 
     def draft_seconds(self, num_rows: int) -> float:
         """Seconds of one more draft of the workers' drafter for so many rows."""
@@ -107,26 +108,38 @@ def choose_counts(
     most = int(most_L.max(initial=0))
     if not most or budget < 1:
         return np.zeros(len(rates_L), np.int64)
-    # The value of each draft; those of one row fall.
-    values_LK = np.multiply.accumulate(np.broadcast_to(rates_L[:, None], (len(rates_L), most)), axis=1)
-    values_LK = np.where(np.arange(most) < most_L[:, None], values_LK, 0.0)
-    # Rows before others where they are equal.
-    values_LK *= (1.0 - 1e-9 * np.arange(len(rates_L)))[:, None]
-    sorted_values = np.sort(values_LK, axis=None)[::-1][:budget]
+    # The value of each draft; those of one row fall. Rows before others where they are equal.
+    values_LK = rates_L[:, None].repeat(most, axis=1).cumprod(axis=1)
+    values_LK *= (np.arange(most) < most_L[:, None]) * _order_factors(len(rates_L))
+    sorted_values = values_LK.flatten()
+    sorted_values.sort()
+    sorted_values = sorted_values[::-1][:budget]
     best = _best_count(trust * sorted_values, num_rows, num_tokens, costs)
     if not best:
         return np.zeros(len(rates_L), np.int64)
-    return np.count_nonzero(values_LK >= sorted_values[best - 1], axis=1)
+    return (values_LK >= sorted_values[best - 1]).sum(axis=1)
+
+
+@functools.lru_cache(maxsize=64)
+def _order_factors(num_rows: int) -> np.ndarray:
+    """float64 [num_rows, 1]: nearly 1 each, and falling."""
+    return (1.0 - 1e-9 * np.arange(num_rows))[:, None]
 
 
 def _best_count(values: np.ndarray, num_rows: int, num_tokens: int, costs: CostTable) -> int:
     """How many drafts of these values, which fall, a step should have. num_rows, num_tokens: see `choose_counts`."""
-    tokens = num_rows + np.append(0.0, values.cumsum())
+    tokens = values.cumsum()
+    tokens += num_rows
+    choosing = costs.choosing_seconds
     # Prefills in the step take their time with drafts or without: a second is worth what steps without them make of it.
-    worth = float((tokens / costs.seconds_with_choice(num_rows, len(tokens))).max())
-    surplus = tokens - worth * costs.seconds_with_choice(num_tokens, len(tokens))
-    best = int(surplus.argmax())
-    return best if surplus[best] - surplus[0] >= (LEAST_GAIN - 1) * num_rows else 0
+    seconds = costs.seconds(num_rows, len(tokens) + 1)
+    worth = max(num_rows / float(seconds[0]), float((tokens / (seconds[1:] + choosing)).max()))
+    if num_tokens != num_rows:
+        seconds = costs.seconds(num_tokens, len(tokens) + 1)
+    tokens -= worth * seconds[1:]
+    best = int(tokens.argmax())
+    gained = float(tokens[best]) - num_rows - worth * (choosing - float(seconds[0]))
+    return best + 1 if gained >= (LEAST_GAIN - 1) * num_rows else 0
 
 
 def choose_depth(values_K: np.ndarray, num_rows: int, num_drafting: int, costs: CostTable) -> tuple[int, float]:

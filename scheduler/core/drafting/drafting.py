@@ -11,7 +11,7 @@ from scheduler.core.drafting.lengths import OutputLengths
 from scheduler.core.drafting.lookup import Lookup
 from scheduler.core.drafting.outputs import MOST_SCOPES, RecentOutputs, Scope
 from scheduler.core.drafting.rates import MOST_RATE, Rates
-from scheduler.core.drafting.texts import Texts
+from scheduler.core.drafting.texts import NewTokens, Texts
 from scheduler.core.drafting.worth import Worth
 from scheduler.core.messages import CoreSettings, Speculation, StepCosts
 
@@ -36,12 +36,7 @@ class Drafting:
         self._texts = Texts(num_lanes if speculation.drafters else 0, max_len if speculation.drafters else 1)
         ngram_orders = tuple(range(speculation.prompt_lookup_min, speculation.prompt_lookup_max + 1))
         self._lookups = {
-            name: Lookup(
-                self._texts,
-                num_lanes,
-                _SUFFIX_ORDERS if name == "suffix" else ngram_orders,
-                by_frequency=name == "suffix",
-            )
+            name: Lookup(self._texts, num_lanes, _SUFFIX_ORDERS if name == "suffix" else ngram_orders)
             for name in speculation.drafters
         }
         self._names = [*speculation.drafters, *(["workers"] if speculation.workers_draft else [])]
@@ -59,9 +54,11 @@ class Drafting:
         # By drafter and row: what it proposes for the next tokens, how many of them, and the level of its context.
         self._proposed_DRK = np.zeros((num_drafters, num_rows, self.num_drafts), np.int32)
         self._num_proposed_DR = np.zeros((num_drafters, num_rows), np.int64)
-        self._level_DR = np.full((num_drafters, num_rows), -1, np.int64)
-        # Generation of the sequence whose tokens a row's text holds, and the upper bound of its drafts.
+        self._level_DR = np.zeros((num_drafters, num_rows), np.int64)
+        # Generation of the sequence whose tokens a row's text holds, the same or -1 if it gets no drafts, and the upper
+        # bound of its drafts.
         self._generation_R = np.zeros(num_rows, np.int64)
+        self._served_R = np.full(num_rows, -1, np.int64)
         self._most_R = np.zeros(num_rows, np.int64)
         # Lane of the recent outputs of its scope; -1: none.
         self._recent_R = np.full(num_rows, -1, np.int64)
@@ -104,12 +101,12 @@ class Drafting:
     def begin(self, row: int, generation: int, token_ids: np.ndarray, *, max_drafts: int | None, scope: Scope) -> None:
         """Begins with a sequence that has this row, and these tokens (int32). max_drafts: None: no bound of its own."""
         self._generation_R[row] = generation
-        self._most_R[row] = self.num_drafts if max_drafts is None else min(max_drafts, self.num_drafts)
+        most = self.num_drafts if max_drafts is None else min(max_drafts, self.num_drafts)
+        self._most_R[row], self._served_R[row] = most, generation if most else -1
         self.rates.begin(row)
         self._num_proposed_DR[:, row] = 0
-        self._level_DR[:, row] = -1
         self._drafted_R[row] = 0
-        if not self._most_R[row] or not self._lookups:
+        if not most or not self._lookups:
             return
         if self._recent is not None:
             self._recent_R[row] = self._recent.lane_of(scope)
@@ -129,78 +126,72 @@ class Drafting:
                 if self._backlog.is_full:
                     self._take_backlog()
             return
-        rows_L, token_ids, counts_L = self._known(rows_L, generations_L, token_ids, counts_L)
-        if not len(rows_L):
+        new = self._known(rows_L, generations_L, token_ids, counts_L)
+        if not len(new):
             return
         for drafter in range(len(self._names)):
-            self._compare(drafter, rows_L, token_ids, counts_L)
+            self._compare(drafter, new)
         if self._lookups:
-            self._append(rows_L, token_ids, counts_L)
-            self._propose(rows_L)
+            self._append(new)
+            self._propose(new.rows_L)
 
     def _known(
         self, rows_L: np.ndarray, generations_L: np.ndarray, token_ids: np.ndarray, counts_L: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    ) -> NewTokens:
         """Without the rows that are not known or get no drafts."""
-        takes_L = (self._generation_R[rows_L] == generations_L) & (self._most_R[rows_L] > 0)
-        if not takes_L.all():
-            token_ids = token_ids[takes_L if counts_L is None else takes_L.repeat(counts_L)]
-            rows_L, counts_L = rows_L[takes_L], None if counts_L is None else counts_L[takes_L]
-        return rows_L.astype(np.int64), token_ids, counts_L
+        new = NewTokens(rows_L.astype(np.int64, copy=False), token_ids, counts_L)
+        are_served_L = self._served_R[rows_L] == generations_L
+        return new if np.count_nonzero(are_served_L) == len(new) else new.only(are_served_L)
 
-    def _append(self, rows_L: np.ndarray, token_ids: np.ndarray, counts_L: np.ndarray | None) -> None:
-        lanes_T, positions_T = self._texts.append(rows_L, token_ids, counts_L)
+    def _append(self, new: NewTokens) -> None:
+        positions_T = self._texts.append(new)
         for lookup in self._lookups.values():
-            lookup.add(lanes_T, positions_T)
+            lookup.extend(new, positions_T)
 
     def _take_backlog(self) -> np.ndarray:
         """Takes the tokens that came while the drafters rested. Returns the rows that got some: nothing is proposed for
         them."""
-        rows_L, token_ids, counts_L = self._known(*self._backlog.take())
-        if len(rows_L):
+        new = self._known(*self._backlog.take())
+        if len(new):
             for drafter in range(len(self._lookups)):
-                self._compare(drafter, rows_L, token_ids, counts_L)
-            self._num_proposed_DR[:, rows_L] = 0
-            self._append(rows_L, token_ids, counts_L)
-        return rows_L
+                self._compare(drafter, new)
+            self._num_proposed_DR[:, new.rows_L] = 0
+            self._append(new)
+        return new.rows_L
 
     def _propose(self, rows_L: np.ndarray) -> None:
         for drafter, lookup in enumerate(self._lookups.values()):
             others_L = self._recent_R[rows_L] if self._names[drafter] == "suffix" and self._recent is not None else None
             lanes_L, positions_L, levels_L = lookup.find(rows_L, others_L)
-            has_L = positions_L >= 0
-            proposed_LK = self._texts.copies(lanes_L, np.where(has_L, positions_L, 0), self.num_drafts)
-            num_L = np.where(has_L, self.num_drafts, 0)
+            proposed_LK = self._texts.copies(lanes_L, np.maximum(positions_L, 0), self.num_drafts)
+            num_L = (positions_L >= 0) * self.num_drafts
             if others_L is not None:
                 # The end of a recent output.
                 is_end_LK = proposed_LK < 0
                 num_L = np.where(is_end_LK.any(axis=1), np.minimum(num_L, is_end_LK.argmax(axis=1)), num_L)
-            self._proposed_DRK[drafter, rows_L] = proposed_LK
-            self._num_proposed_DR[drafter, rows_L] = num_L
-            self._level_DR[drafter, rows_L] = levels_L
+            self._proposed_DRK[drafter][rows_L] = proposed_LK
+            self._num_proposed_DR[drafter][rows_L] = num_L
+            self._level_DR[drafter][rows_L] = levels_L
 
-    def _compare(self, drafter: int, rows_L: np.ndarray, token_ids: np.ndarray, counts_L: np.ndarray | None) -> None:
+    def _compare(self, drafter: int, new: NewTokens) -> None:
         """Compares what was proposed for the next tokens with them."""
-        num_L = self._num_proposed_DR[drafter, rows_L]
-        if not num_L.any():
+        rows_L, proposed_RK = new.rows_L, self._proposed_DRK[drafter]
+        num_L = self._num_proposed_DR[drafter][rows_L]
+        if not np.count_nonzero(num_L):
             return
-        if counts_L is None:
+        if new.counts_L is None:
             tries_L = np.minimum(num_L, 1)
-            hits_L = tries_L * (self._proposed_DRK[drafter, rows_L, 0] == token_ids)
+            hits_L = tries_L * (proposed_RK[rows_L, 0] == new.token_ids_T)
         else:
-            width = min(int(counts_L.max()), self.num_drafts)
-            firsts_L = counts_L.cumsum() - counts_L
-            offsets = np.arange(width)
-            compared_L = np.minimum(num_L, counts_L)
-            new_LK = token_ids[np.minimum(firsts_L[:, None] + offsets, len(token_ids) - 1)]
-            same_LK = self._proposed_DRK[drafter, rows_L, :width] == new_LK
-            same_LK &= offsets < compared_L[:, None]
-            hits_L = np.logical_and.accumulate(same_LK, axis=1).sum(axis=1)
+            same_T = proposed_RK[new.rows_T, np.minimum(new.offsets_T, self.num_drafts - 1)] == new.token_ids_T
+            wrong_L = np.minimum.reduceat(np.where(same_T, self.num_drafts, new.offsets_T), new.firsts_L)
+            compared_L = np.minimum(num_L, new.counts_L)
+            hits_L = np.minimum(wrong_L, compared_L)
             # The first wrong one was tried as well, those behind it were not.
             tries_L = np.minimum(hits_L + 1, compared_L)
-        self.rates.note(drafter, rows_L, np.where(tries_L > 0, self._level_DR[drafter, rows_L], -1), hits_L, tries_L)
+        self.rates.note(drafter, rows_L, self._level_DR[drafter][rows_L], hits_L, tries_L)
         if drafter == self.workers:
-            self._num_proposed_DR[drafter, rows_L] = 0
+            self._num_proposed_DR[drafter][rows_L] = 0
 
     def take_workers(self, row: int, token_ids: tuple[int, ...]) -> None:
         """Takes what the workers' drafter proposes after the tokens known so far. Call it after `extend`."""
@@ -222,23 +213,26 @@ class Drafting:
 
     def propose_any(self, rows_L: np.ndarray) -> bool:
         """True if a drafter proposes something for one of these rows. None does while they rest."""
-        return not self._rests and bool(self._num_proposed_DR[:, rows_L].any())
+        return not self._rests and any(np.count_nonzero(num_R[rows_L]) for num_R in self._num_proposed_DR)
 
     def best(self, rows_L: np.ndarray, generations_L: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """For each row the proposals of the drafter that is right most often: tokens [L, K], how many of them, and the
         probability that one is right."""
-        index = np.arange(len(rows_L))
-        num_DL, rates_DL = self._num_proposed_DR[:, rows_L], self._rates(rows_L)
-        best_L = rates_DL.argmax(axis=0) if len(rates_DL) > 1 else np.zeros(len(rows_L), np.int64)
-        num_L = np.minimum(num_DL[best_L, index], self.bounds(rows_L, generations_L))
+        bounds_L = self.bounds(rows_L, generations_L)
+        if len(self._names) == 1:
+            rates_L = self.rates.of(0, rows_L, self._level_DR[0][rows_L])
+            return self._proposed_DRK[0][rows_L], np.minimum(self._num_proposed_DR[0][rows_L], bounds_L), rates_L
+        index, rates_DL = np.arange(len(rows_L)), self._rates(rows_L)
+        best_L = rates_DL.argmax(axis=0)
+        num_L = np.minimum(self._num_proposed_DR[best_L, rows_L], bounds_L)
         return self._proposed_DRK[best_L, rows_L], num_L, np.maximum(rates_DL[best_L, index], 0.0)
 
     def _rates(self, rows_L: np.ndarray) -> np.ndarray:
         """float64 [D, L]: -1 where a drafter proposes nothing."""
-        rates_DL = np.full((len(self._names), len(rows_L)), -1.0)
+        rates_DL = np.empty((len(self._names), len(rows_L)))
         for drafter in range(len(self._names)):
-            rates_L = self.rates.of(drafter, rows_L, self._level_DR[drafter, rows_L])
-            rates_DL[drafter] = np.where(self._num_proposed_DR[drafter, rows_L] > 0, rates_L, -1.0)
+            rates_L = self.rates.of(drafter, rows_L, self._level_DR[drafter][rows_L])
+            rates_DL[drafter] = np.where(self._num_proposed_DR[drafter][rows_L] > 0, rates_L, -1.0)
         return rates_DL
 
     def choose(
@@ -257,7 +251,7 @@ class Drafting:
 
     def bounds(self, rows_L: np.ndarray, generations_L: np.ndarray) -> np.ndarray:
         """The most drafts of each row that its request allows; 0 for rows that are not known."""
-        return np.where(self._generation_R[rows_L] == generations_L, self._most_R[rows_L], 0)
+        return (self._served_R[rows_L] == generations_L) * self._most_R[rows_L]
 
     def could_repay(self, rows_L: np.ndarray, positions_L: np.ndarray, coming_L: np.ndarray) -> np.ndarray:
         """Mask of the rows for which it would pay that the workers' drafter catches up, if nearly all of its drafts
@@ -317,8 +311,8 @@ class Drafting:
         """Returns costs, hits and tries by kind, recent outputs, lengths of outputs, and expected and accepted drafts,
         for `restore`. Forgets the rows: their tokens are told again, as to the core that is restored."""
         self._generation_R[:] = 0
+        self._served_R[:] = -1
         self._num_proposed_DR[:] = 0
-        self._level_DR[:] = -1
         self._rests = False
         self._backlog.clear()
         self.rates.forget_rows()

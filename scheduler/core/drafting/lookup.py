@@ -2,12 +2,13 @@
 
 import numpy as np
 
-from scheduler.core.drafting.texts import Texts
+from scheduler.core.drafting.texts import NewTokens, Texts
 
-# Entries of a table: 23 bits of the hash, 8 bits of a count, 32 bits of the position plus 1. 0: empty.
-_POSITION, _COUNT, _CHECK, _CHECK_BITS = (1 << 32) - 1, 1 << 32, 40, 23
-_CHECK_MASK = np.uint64((1 << _CHECK_BITS) - 1)
-_MOST_COUNT = 255
+# Entries of a table: 24 bits of the hash, 8 bits of a count, 32 bits of the position plus 1. 0: empty.
+_POSITION, _COUNT, _CHECK = np.uint64((1 << 32) - 1), np.uint64(1 << 32), np.uint64((1 << 64) - (1 << 40))
+_COUNT_SHIFT, _MOST_COUNT = np.uint64(32), np.uint64(255)
+_NO_COUNT = ~(_MOST_COUNT << _COUNT_SHIFT)
+_ONE, _NO_ENTRY = np.uint64(1), np.uint64(0)
 # A table has about two slots for each context, and at most 2 ** 16: 512 KiB.
 _MOST_SLOTS_BITS = 16
 _TOKENS_AT_ONCE = 1 << 12
@@ -16,90 +17,124 @@ _TOKENS_AT_ONCE = 1 << 12
 class Lookup:
     """A table a lane maps contexts, the n-grams of certain orders, to the position after one of their occurrences.
 
-    A context's entry is its latest occurrence, or, with `by_frequency`, one of its most frequent next token: the vote
-    of Boyer and Moore (1981) over the next tokens, in one count. A table forgets contexts whose slots others take.
+    A context's entry is its latest occurrence, or, where contexts are counted, one of its most frequent next token: the
+    vote of Boyer and Moore (1981) over the next tokens, in one count. A table forgets contexts whose slots others take.
     """
 
-    def __init__(self, texts: Texts, num_lanes: int, orders: tuple[int, ...], *, by_frequency: bool) -> None:
+    def __init__(self, texts: Texts, num_lanes: int, orders: tuple[int, ...]) -> None:
         """orders: numbers of tokens of a context, in any order."""
-        self._texts, self._by_frequency = texts, by_frequency
+        self._texts = texts
         # The longest first: the first that is found counts.
         self._orders_N = np.array(sorted(orders, reverse=True), np.int64)
         self.num_orders = len(orders)
         slot_bits = min(_MOST_SLOTS_BITS, (texts.width * len(orders)).bit_length())
         self._num_slots = 1 << slot_bits
-        self._slot_shift, self._check_shift = np.uint64(64 - slot_bits), np.uint64(64 - slot_bits - _CHECK_BITS)
-        self._table = np.zeros(num_lanes * self._num_slots, np.int64)
+        self._slot_shift, self._slot_bits = np.uint64(64 - slot_bits), np.uint64(slot_bits)
+        # The last slot is that of contexts that are not there. It stays empty.
+        self._table = np.zeros(num_lanes * self._num_slots + 1, np.uint64)
+        # The slot, and the entry without a position, of each context at the end of each lane's text.
+        self._slots_LN = np.full((num_lanes, len(orders)), -1)
+        self._checks_LN = np.zeros((num_lanes, len(orders)), np.uint64)
 
-    def begin(self, lane: int, positions: np.ndarray) -> None:
+    def begin(self, lane: int, positions: np.ndarray, *, counted: bool = False) -> None:
         """Forgets a lane, whose text has been replaced, and adds the contexts before these positions."""
-        self._table[lane * self._num_slots : (lane + 1) * self._num_slots] = 0
+        self._table[lane * self._num_slots : (lane + 1) * self._num_slots] = _NO_ENTRY
         for start in range(0, len(positions), _TOKENS_AT_ONCE):
             part = positions[start : start + _TOKENS_AT_ONCE]
-            self.add(np.full(len(part), lane), part)
+            self.add(np.full(len(part), lane), part, counted=counted)
+        lanes = np.array([lane])
+        self._slots_LN[lanes], self._checks_LN[lanes] = self._places(lanes, self._texts.ends_L[lanes])
 
-    def add(self, lanes_T: np.ndarray, positions_T: np.ndarray) -> None:
+    def add(self, lanes_T: np.ndarray, positions_T: np.ndarray, *, counted: bool = False) -> None:
         """Adds the contexts before these tokens. Of equal contexts in one call the last one counts."""
-        hashes, is_there = self._texts.hashes(lanes_T, positions_T, self._orders_N)
-        slots, checks = self._places(lanes_T, hashes)
-        entries = checks + (positions_T + 1)[:, None]
-        if self._by_frequency:
-            entries = self._vote(lanes_T, positions_T, entries, self._table[slots])
-        if is_there is None:
-            self._table[slots] = entries
+        slots_TN, checks_TN = self._places(lanes_T, positions_T)
+        self._put(slots_TN, checks_TN, lanes_T, positions_T, counted=counted)
+
+    def extend(self, new: NewTokens, positions_T: np.ndarray) -> None:
+        """Adds the contexts before tokens that have just been appended to the texts of their rows. Of these, all tokens
+        must have come by `begin` and `extend`."""
+        rows_L, firsts_L = new.rows_L, new.firsts_L
+        slots_TN, checks_TN = self._places(new.rows_T, positions_T + 1)
+        # A context is hashed once: here as the last of the text, in the next call as that before a token.
+        if new.counts_L is None:
+            before_TN, checks_before_TN, lasts_L = self._slots_LN[rows_L], self._checks_LN[rows_L], slice(None)
         else:
-            self._table[slots[is_there]] = entries[is_there]
+            before_TN, checks_before_TN = np.empty_like(slots_TN), np.empty_like(checks_TN)
+            before_TN[1:], checks_before_TN[1:] = slots_TN[:-1], checks_TN[:-1]
+            before_TN[firsts_L], checks_before_TN[firsts_L] = self._slots_LN[rows_L], self._checks_LN[rows_L]
+            lasts_L = firsts_L + (new.counts_L - 1)
+        self._put(before_TN, checks_before_TN, new.rows_T, positions_T, counted=False)
+        self._slots_LN[rows_L], self._checks_LN[rows_L] = slots_TN[lasts_L], checks_TN[lasts_L]
+
+    def _put(
+        self,
+        slots_TN: np.ndarray,
+        checks_TN: np.ndarray,
+        lanes_T: np.ndarray,
+        positions_T: np.ndarray,
+        *,
+        counted: bool,
+    ) -> None:
+        entries_TN = checks_TN + (positions_T + 1).view(np.uint64)[:, None]
+        if counted:
+            entries_TN = self._vote(lanes_T, positions_T, entries_TN, self._table[slots_TN])
+        self._table[slots_TN] = entries_TN
+        self._table[-1] = _NO_ENTRY
 
     def _vote(
-        self, lanes_T: np.ndarray, positions_T: np.ndarray, entries: np.ndarray, before: np.ndarray
+        self, lanes_T: np.ndarray, positions_T: np.ndarray, entries_TN: np.ndarray, before_TN: np.ndarray
     ) -> np.ndarray:
-        """The new entries, by the entries that were there: [T, N]."""
-        is_known = ((before ^ entries) >> _CHECK == 0) & (before != 0)
-        counts = (before >> 32) & _MOST_COUNT
+        """The new entries, by the entries that were there."""
+        is_known = ((before_TN ^ entries_TN) & _CHECK == 0) & (before_TN != 0)
+        counts = (before_TN >> _COUNT_SHIFT) & _MOST_COUNT
         # An entry that the ring has overwritten compares unequal, or is a copy of the same token: both do.
-        same = is_known & (
-            self._texts.at(lanes_T[:, None], (before & _POSITION) - 1) == self._texts.at(lanes_T, positions_T)[:, None]
-        )
-        entries = entries + np.where(same, np.minimum(counts + 1, _MOST_COUNT), 0) * _COUNT
-        return np.where(is_known & ~same & (counts > 0), before - _COUNT, entries)
+        tokens_before = self._texts.at(lanes_T[:, None], ((before_TN & _POSITION) - _ONE).view(np.int64))
+        same = is_known & (tokens_before == self._texts.at(lanes_T, positions_T)[:, None])
+        entries_TN = entries_TN + np.where(same, np.minimum(counts + _ONE, _MOST_COUNT), _NO_ENTRY) * _COUNT
+        return np.where(is_known & ~same & (counts > 0), before_TN - _COUNT, entries_TN)
 
-    def find(self, lanes_L: np.ndarray, others_L: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
-        """For the end of each text: the lane and the position of what to propose, and the index of the context's order,
-        0 for the longest; -1 if it has none. others_L: lanes to look in as well, -1 for none; of contexts of one order
-        the text's own comes first.
+    def find(self, rows_L: np.ndarray, others_L: np.ndarray | None = None) -> tuple[np.ndarray, ...]:
+        """For the end of each row's text: the lane and the position of what to propose, -1 for none, and the index of
+        the context's order, 0 for the longest. others_L: lanes to look in as well, -1 for none; of contexts of one
+        order the text's own comes first.
         """
-        texts = self._texts
-        hashes, is_there = texts.hashes(lanes_L, texts.ends_L[lanes_L], self._orders_N)
-        positions_LN = self._find_in(lanes_L, hashes, is_there)
-        found_L = (positions_LN >= 0).argmax(axis=1)
-        index = np.arange(len(lanes_L))
-        at_L, in_L = positions_LN[index, found_L], lanes_L
+        slots_LN, checks_LN = self._slots_LN[rows_L], self._checks_LN[rows_L]
+        at_L, found_L = self._find_in(rows_L, slots_LN, checks_LN)
+        in_L = rows_L
         if others_L is not None and (has_other := others_L >= 0).any():
-            is_there = has_other[:, None] if is_there is None else is_there & has_other[:, None]
-            positions_LN = self._find_in(np.maximum(others_L, 0), hashes, is_there)
-            other_L = (positions_LN >= 0).argmax(axis=1)
-            is_there_L = positions_LN[index, other_L] >= 0
-            is_better = is_there_L & ((at_L < 0) | (other_L < found_L))
+            lanes_L = np.maximum(others_L, 0)
+            slots_LN = np.where(
+                has_other[:, None] & (slots_LN >= 0), slots_LN + ((lanes_L - rows_L) * self._num_slots)[:, None], -1
+            )
+            other_at_L, other_L = self._find_in(lanes_L, slots_LN, checks_LN)
+            is_better = (other_at_L >= 0) & ((at_L < 0) | (other_L < found_L))
             found_L = np.where(is_better, other_L, found_L)
-            at_L = np.where(is_better, positions_LN[index, other_L], at_L)
-            in_L = np.where(is_better, others_L, in_L)
-        return in_L, at_L, np.where(at_L >= 0, found_L, -1)
+            at_L, in_L = np.where(is_better, other_at_L, at_L), np.where(is_better, others_L, in_L)
+        return in_L, at_L, found_L
 
-    def _find_in(self, lanes_L: np.ndarray, hashes: np.ndarray, is_there: np.ndarray | None) -> np.ndarray:
-        """int64 [L, N]: the positions of the entries of these contexts; -1: none. is_there: None: everywhere."""
-        slots, checks = self._places(lanes_L, hashes)
-        entries = self._table[slots]
-        positions = (entries & _POSITION) - 1
-        is_good = (entries ^ checks) < _COUNT << 8
-        is_good &= positions >= self._texts.starts_L[lanes_L][:, None]
-        if is_there is not None:
-            is_good &= is_there
-        return np.where(is_good, positions, -1)
+    def _find_in(
+        self, lanes_L: np.ndarray, slots_LN: np.ndarray, checks_LN: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """int64 [L]: the position in the longest of these contexts' entry, -1 for none, and the context's index."""
+        starts_L = self._texts.starts_L[lanes_L]
+        entries_LN = self._table[slots_LN]
+        entries_LN ^= checks_LN
+        entries_LN &= _NO_COUNT
+        # What is left are positions behind the start, plus 1; those before it and other contexts get large numbers.
+        entries_LN -= (starts_L + 1).view(np.uint64)[:, None]
+        found_L = (entries_LN <= _POSITION).argmax(axis=1)
+        best_L = entries_LN[np.arange(len(lanes_L)), found_L]
+        return np.where(best_L <= _POSITION, best_L.view(np.int64) + starts_L, -1), found_L
 
-    def _places(self, lanes_T: np.ndarray, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Slots, and entries without a position."""
-        slots = (hashes >> self._slot_shift).view(np.int64)
-        slots += (lanes_T * self._num_slots)[:, None]
+    def _places(self, lanes_T: np.ndarray, ends_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of the contexts before these positions: slots (int64), -1 for those that are not there, and entries without a
+        position (uint64)."""
+        hashes, is_there_TN = self._texts.hashes(lanes_T, ends_T, self._orders_N)
+        slots_TN = (hashes >> self._slot_shift).view(np.int64)
+        slots_TN += (lanes_T * self._num_slots)[:, None]
+        if is_there_TN is not None:
+            slots_TN[~is_there_TN] = -1
         # The bits behind those of the slot.
-        checks = ((hashes >> self._check_shift) & _CHECK_MASK).view(np.int64) << _CHECK
-        return slots, checks
+        hashes <<= self._slot_bits
+        hashes &= _CHECK
+        return slots_TN, hashes

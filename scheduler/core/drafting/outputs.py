@@ -5,7 +5,7 @@ from collections import deque
 import numpy as np
 
 from scheduler.core.drafting.lookup import Lookup
-from scheduler.core.drafting.texts import Texts
+from scheduler.core.drafting.texts import NewTokens, Texts
 
 # (tenant, cache_salt)
 Scope = tuple[str, str]
@@ -49,8 +49,9 @@ class RecentOutputs:
             self._drop_old(lane, int(sum(len(each) for _, each in outputs)))
             self._rebuild(lane)
         else:
-            lanes, positions = texts.append(np.array([lane]), text, np.array([len(text)]))
-            self._lookup.add(lanes[:-1], positions[:-1])
+            new = NewTokens(np.array([lane]), text, np.array([len(text)]))
+            positions = texts.append(new)
+            self._lookup.add(new.rows_T[:-1], positions[:-1], counted=True)
             outputs.append((int(texts.ends_L[lane]), text))
             self._drop_old(lane, int(texts.ends_L[lane]))
         return lane
@@ -80,7 +81,7 @@ class RecentOutputs:
         text = np.concatenate([text for _, text in outputs]) if outputs else np.zeros(0, np.int32)
         positions = self._texts.begin(lane, text)
         # No context is followed by the end of an output.
-        self._lookup.begin(lane, positions[text[len(text) - len(positions) :] >= 0])
+        self._lookup.begin(lane, positions[text[len(text) - len(positions) :] >= 0], counted=True)
 
     # --- Snapshots
 

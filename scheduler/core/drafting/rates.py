@@ -36,26 +36,25 @@ class Rates:
     def note(
         self, drafter: int, rows_L: np.ndarray, levels_L: np.ndarray, hits_L: np.ndarray, tries_L: np.ndarray
     ) -> None:
-        """Takes the proposals that were compared with tokens since, and how many of them were right. levels_L: -1 for
-        rows without any."""
-        decay = self._powers[tries_L]
-        self._hits_DR[drafter, rows_L] = self._hits_DR[drafter, rows_L] * decay + hits_L
-        self._tries_DR[drafter, rows_L] = self._tries_DR[drafter, rows_L] * decay + tries_L
+        """Takes the proposals that were compared with tokens since, and how many of them were right; of a row that has
+        none, both are 0."""
+        hits_R, tries_R, decay_L = self._hits_DR[drafter], self._tries_DR[drafter], self._powers[tries_L]
+        hits_R[rows_L] = hits_R[rows_L] * decay_L + hits_L
+        tries_R[rows_L] = tries_R[rows_L] * decay_L + tries_L
         hits_N, tries_N = self._hits_DN[drafter], self._tries_DN[drafter]
-        # Level -1 is counted at 0, and dropped.
-        num_levels = len(hits_N)
-        new_tries_N = np.bincount(levels_L + 1, tries_L, num_levels + 1)[1:]
+        new_tries_N = np.bincount(levels_L, tries_L, len(tries_N))
         decay_N = _KIND_DECAY**new_tries_N
         hits_N *= decay_N
         tries_N *= decay_N
-        hits_N += np.bincount(levels_L + 1, hits_L, num_levels + 1)[1:]
+        hits_N += np.bincount(levels_L, hits_L, len(hits_N))
         tries_N += new_tries_N
 
     def of(self, drafter: int, rows_L: np.ndarray, levels_L: np.ndarray) -> np.ndarray:
         """float64 [L]: the probability that a row's next proposal is right, if those before it are."""
-        kind_L = (self._hits_DN[drafter] / self._tries_DN[drafter])[levels_L]
-        hits_L = self._hits_DR[drafter, rows_L] + _WEIGHT_OF_KIND * kind_L
-        return np.minimum(hits_L / (self._tries_DR[drafter, rows_L] + _WEIGHT_OF_KIND), MOST_RATE)
+        kind_N = self._hits_DN[drafter] * (_WEIGHT_OF_KIND / self._tries_DN[drafter])
+        rates_L = self._hits_DR[drafter][rows_L] + kind_N[levels_L]
+        rates_L /= self._tries_DR[drafter][rows_L] + _WEIGHT_OF_KIND
+        return np.minimum(rates_L, MOST_RATE)
 
     def save(self) -> tuple[list[list[float]], list[list[float]]]:
         """Returns the hits and the tries of each kind, for `restore`."""

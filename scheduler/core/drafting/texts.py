@@ -1,18 +1,55 @@
 """The tokens of running sequences and of recent outputs, one text a lane, with hashes of all their n-grams.
 
 The hash of an n-gram is that of Rabin and Karp (1987): its tokens as the digits of a number, modulo 2**64. It follows
-from two prefix sums, so that a token costs the same whatever n is. Equal n-grams of different texts have equal hashes.
+from two prefixes of the text, so that a token costs the same whatever n is. Equal n-grams of different texts have equal
+hashes.
 """
+
+from functools import cached_property
 
 import numpy as np
 
-# A text keeps as many of its last tokens as this, or fewer if sequences are shorter.
+# A text keeps nearly as many of its last tokens as this, or fewer if sequences are shorter.
 _MOST_TOKENS = 1 << 16
 # Odd, so that its powers have inverses modulo 2**64.
 _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 1 << 64)
-# One round of splitmix64's finalizer (Steele, Lea and Flood, 2014): the high bits of a hash depend on all of its bits.
-_MIX, _SHIFT = np.uint64(0xBF58476D1CE4E5B9), np.uint64(31)
+# A factor of splitmix64 (Steele, Lea and Flood, 2014): the high bits of a hash depend on all of its bits.
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+
+
+class NewTokens:
+    """The tokens that rows got, those of a row together and in order. Arrays have one entry a row (L) or token (T)."""
+
+    def __init__(self, rows_L: np.ndarray, token_ids_T: np.ndarray, counts_L: np.ndarray | None) -> None:
+        """rows_L: int64. token_ids_T: int32. counts_L: the number of tokens of each row; None: one."""
+        self.rows_L, self.token_ids_T, self.counts_L = rows_L, token_ids_T, counts_L
+
+    def __len__(self) -> int:
+        return len(self.rows_L)
+
+    @cached_property
+    def firsts_L(self) -> np.ndarray:
+        """Index of each row's first token."""
+        return np.arange(len(self.rows_L)) if self.counts_L is None else self.counts_L.cumsum() - self.counts_L
+
+    @cached_property
+    def rows_T(self) -> np.ndarray:
+        return self.rows_L if self.counts_L is None else self.rows_L.repeat(self.counts_L)
+
+    @cached_property
+    def offsets_T(self) -> np.ndarray:
+        """How many tokens of its row come before each."""
+        if self.counts_L is None:
+            return np.zeros(len(self.rows_L), np.int64)
+        return np.arange(len(self.token_ids_T)) - self.firsts_L.repeat(self.counts_L)
+
+    def only(self, are_taken_L: np.ndarray) -> "NewTokens":
+        """Those of some rows, by a mask."""
+        if self.counts_L is None:
+            return NewTokens(self.rows_L[are_taken_L], self.token_ids_T[are_taken_L], None)
+        token_ids_T = self.token_ids_T[are_taken_L.repeat(self.counts_L)]
+        return NewTokens(self.rows_L[are_taken_L], token_ids_T, self.counts_L[are_taken_L])
 
 
 class Texts:
@@ -22,69 +59,69 @@ class Texts:
         """max_len: tokens of the longest sequence."""
         self.width = 1 << min(max_len, _MOST_TOKENS).bit_length()
         # Positions end here.
-        self.max_len = max_len = max(max_len, 4 * self.width)
+        self.max_len = max(max_len, 4 * self.width)
         self._mask = self.width - 1
-        # Both are rings of `width` entries a lane. Sum p is that of the digits up to position p.
+        # Both are rings of `width` entries a lane. Prefix p is the number whose digits are the tokens before position p
+        # that the text has kept since it began.
         self._tokens = np.zeros(num_lanes * self.width, np.int32)
-        self._sums = np.zeros(num_lanes * self.width, np.uint64)
-        self._powers, self._inverses = _powers(_BASE, max_len + 1), _powers(_INVERSE, max_len + 1)
-        # Number of tokens of each text, and the first position that is still valid.
+        self._prefixes = np.zeros(num_lanes * self.width, np.uint64)
+        self._powers, self._inverses = _powers(_BASE, self.width), _powers(_INVERSE, self.width)
+        # Number of tokens of each text, and the first position that is still valid, as is the prefix there.
         self.ends_L = np.zeros(num_lanes, np.int64)
         self.starts_L = np.zeros(num_lanes, np.int64)
 
     def begin(self, lane: int, token_ids: np.ndarray) -> np.ndarray:
         """Replaces a text. Returns the positions that it keeps."""
         end = len(token_ids)
-        start = max(0, end - self.width)
-        sums = np.cumsum(_digits(token_ids) * self._powers[:end])
+        start = max(0, end - self._mask)
+        kept, base = token_ids[start:], lane * self.width
         positions = np.arange(start, end)
-        places = lane * self.width + (positions & self._mask)
-        self._tokens[places], self._sums[places] = token_ids[start:], sums[start:]
+        sums = np.cumsum(_digits(kept) * self._inverses[: len(kept)])
+        self._tokens[base + (positions & self._mask)] = kept
+        self._prefixes[base + (start & self._mask)] = 0
+        self._prefixes[base + (positions + 1 & self._mask)] = sums * self._powers[: len(kept)]
         self.ends_L[lane], self.starts_L[lane] = end, start
         return positions
 
-    def append(
-        self, lanes_L: np.ndarray, token_ids: np.ndarray, counts_L: np.ndarray | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Appends counts_L[i] tokens (None: one) to each text. Returns the lane and the position of each token."""
-        ends = self.ends_L[lanes_L]
-        before = np.where(ends > 0, self._sums[lanes_L * self.width + (ends - 1 & self._mask)], np.uint64(0))
-        if counts_L is None:
-            lanes_T, positions_T = lanes_L, ends
-            sums = before + _digits(token_ids) * self._powers[positions_T]
-            self.ends_L[lanes_L] = ends + 1
+    def append(self, new: NewTokens) -> np.ndarray:
+        """Appends tokens to the texts of their rows. Returns their positions."""
+        rows_L, bases_T = new.rows_L, new.rows_T * self.width
+        ends_L = self.ends_L[rows_L]
+        digits_T = _digits(new.token_ids_T)
+        before_L = self._prefixes[rows_L * self.width + (ends_L & self._mask)] * self._powers[1]
+        if new.counts_L is None:
+            positions_T, prefixes_T, ends_after_L = ends_L, digits_T + before_L, ends_L + 1
         else:
-            firsts = counts_L.cumsum() - counts_L
-            index = np.arange(len(lanes_L)).repeat(counts_L)
-            lanes_T, positions_T = lanes_L[index], (ends - firsts)[index] + np.arange(len(token_ids))
-            sums = np.cumsum(_digits(token_ids) * self._powers[positions_T])
-            # Without the texts before it in the batch.
-            others = np.where(firsts > 0, sums[firsts - 1], np.uint64(0))
-            sums += (before - others)[index]
-            self.ends_L[lanes_L] = ends + counts_L
-        places = lanes_T * self.width + (positions_T & self._mask)
-        self._tokens[places], self._sums[places] = token_ids, sums
-        self.starts_L[lanes_L] = np.maximum(self.starts_L[lanes_L], self.ends_L[lanes_L] - self.width)
-        return lanes_T, positions_T
+            offsets_T, firsts_L = new.offsets_T, new.firsts_L
+            positions_T, ends_after_L = ends_L.repeat(new.counts_L) + offsets_T, ends_L + new.counts_L
+            # The text so far goes before the first digit.
+            digits_T[firsts_L] += before_L
+            digits_T *= self._inverses[offsets_T]
+            sums_T = digits_T.cumsum()
+            # Without those of the rows before.
+            sums_T -= (sums_T - digits_T)[firsts_L].repeat(new.counts_L)
+            prefixes_T = sums_T * self._powers[offsets_T]
+        self._tokens[bases_T + (positions_T & self._mask)] = new.token_ids_T
+        self._prefixes[bases_T + (positions_T + 1 & self._mask)] = prefixes_T
+        self.ends_L[rows_L] = ends_after_L
+        starts_L = ends_after_L - self._mask
+        if starts_L.max(initial=0) > 0:
+            self.starts_L[rows_L] = np.maximum(self.starts_L[rows_L], starts_L)
+        return positions_T
 
     def hashes(
         self, lanes_T: np.ndarray, ends_T: np.ndarray, orders_N: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """uint64 [T, N]: hashes of the n-grams of these orders, the longest first, that end before position ends_T.
         bool [T, N]: the text has so many tokens there; None: all have."""
-        base_T, starts_T = lanes_T * self.width, self.starts_L[lanes_T]
+        bases_T, starts_T = lanes_T * self.width, self.starts_L[lanes_T]
         before_TN = ends_T[:, None] - orders_N
-        sums_TN = self._sums[base_T[:, None] + (before_TN - 1 & self._mask)]
-        is_there_TN = None
-        if not (before_TN[:, 0] > starts_T).all():
-            # The ring has no sum of the token before its oldest one.
-            is_there_TN = (before_TN == 0) | (before_TN > starts_T[:, None])
-            sums_TN[before_TN <= 0] = 0
-            before_TN = np.maximum(before_TN, 0)
-        hashes = self._sums[base_T + (ends_T - 1 & self._mask)][:, None] - sums_TN
-        hashes *= self._inverses[before_TN]
-        hashes += orders_N.astype(np.uint64)
-        hashes ^= hashes >> _SHIFT
+        is_there_TN = None if (before_TN[:, 0] >= starts_T).all() else before_TN >= starts_T[:, None]
+        before_TN &= self._mask
+        before_TN += bases_T[:, None]
+        hashes = self._prefixes[before_TN]
+        hashes *= self._powers[orders_N]
+        np.subtract(self._prefixes[bases_T + (ends_T & self._mask)][:, None], hashes, out=hashes)
         hashes *= _MIX
         return hashes, is_there_TN
 
@@ -101,8 +138,10 @@ class Texts:
 
 
 def _digits(token_ids: np.ndarray) -> np.ndarray:
-    """uint64: no token is the digit 0."""
-    return (token_ids.astype(np.int64) + 2).astype(np.uint64)
+    """uint64: no token is the digit 0, nor is -1."""
+    digits = token_ids.astype(np.uint64)
+    digits += np.uint64(2)
+    return digits
 
 
 def _powers(base: int, count: int) -> np.ndarray:

@@ -353,14 +353,16 @@ class PlanDraft:
         plan.drafts = [(sequence.row, sequence.drafts) for sequence in self.drafts]
         sampling = {sequence.generation for sequence in self.finishing + self.drafts}
         chunked = [sequence for sequence, _ in self.chunks if sequence.generation in sampling]
-        generations = np.append(generations, np.array([sequence.generation for sequence in chunked], np.int64))
-        rows = np.append(rows, np.array([sequence.row for sequence in chunked], np.uint16))
-        positions = np.append(positions, np.array([sequence.num_tokens for sequence in chunked], np.int64))
+        if chunked:
+            generations = np.append(generations, np.array([sequence.generation for sequence in chunked], np.int64))
+            rows = np.append(rows, np.array([sequence.row for sequence in chunked], np.uint16))
+            positions = np.append(positions, np.array([sequence.num_tokens for sequence in chunked], np.int64))
         num_drafts = np.array([len(sequence.drafts) for sequence in chunked], np.int64) if self.drafts else None
         if speculative is not None:
             num_others = len(rows)
-            generations = np.append(generations, speculative.generations)
-            rows, positions = np.append(rows, speculative.rows), np.append(positions, speculative.positions)
+            generations = np.concatenate((generations, speculative.generations))
+            rows = np.concatenate((rows, speculative.rows))
+            positions = np.concatenate((positions, speculative.positions))
             forced, num_drafts = num_drafts, np.zeros(len(rows), np.int64)
             if forced is not None:
                 num_drafts[num_others - len(forced) : num_others] = forced

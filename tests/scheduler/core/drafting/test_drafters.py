@@ -105,14 +105,6 @@ def test_proposals_after_a_rest_are_those_of_tokens_taken_one_by_one(drafter: st
     assert all(proposed(resting, row) for row in range(3))
 
 
-def test_suffixes_propose_what_followed_most_often() -> None:
-    drafting = drafting_of("suffix")
-    begin(drafting, 0, [9])
-    for token in [1, 2, 5, 0, 1, 2, 5, 8, 1, 2, 5, 7, 1, 2, 6, 3, 1, 2]:
-        extend(drafting, {0: [token]})
-    assert proposed(drafting, 0)[0] == 5
-
-
 def test_suffixes_match_longer_contexts_than_n_grams() -> None:
     tokens = [*range(10, 22), 77, 3, *range(16, 22), 88, 4, *range(10, 22)]
     by_suffix, by_ngram = drafting_of("suffix"), drafting_of("ngram")
@@ -157,6 +149,17 @@ def test_recent_outputs_serve_their_scope_only() -> None:
     # Not past the end of an output.
     extend(drafting, {0: list(range(106, 118))})
     assert proposed(drafting, 0) == [118, 119]
+
+
+def test_recent_outputs_propose_what_followed_most_often() -> None:
+    drafting = drafting_of("suffix", max_cached_outputs=9)
+    for number, follower in enumerate([5, 8, 5, 5, 6]):
+        drafting.end_output(NO_SCOPE, np.array([50 + number, *range(60, 66), 1, 2, follower], np.int32))
+    begin(drafting, 0, [1, 2])
+    assert proposed(drafting, 0)[0] == 5
+    # In its own text the latest counts.
+    begin(drafting, 1, [1, 2, 5, 0, 1, 2, 5, 8, 1, 2, 6, 3, 1, 2])
+    assert proposed(drafting, 1)[0] == 6
 
 
 def test_recent_outputs_are_bounded() -> None:
