@@ -9,11 +9,12 @@
     --json: a line of JSON for each figure. --config '{"method": ...}': any speculative_config as one more method.
 
 SmolLM2-135M in bfloat16 on the CPU, in this process; with --pair Qwen2.5-Coder 1.5B, both models in int4 (pair.py; it
-downloads 1.6 GB). workloads.py has the prompts. One engine generates without
-speculation, and one with each method; none has a prefix cache. In a round each engine computes the same requests, one
-engine after the other, and the rounds begin with different engines; a ratio is that of a method to no speculation in
-the same round. Outputs must be equal: if one differs, the run fails. Prints for each workload, method and number of
-streams, as medians of the rounds:
+downloads 1.6 GB). workloads.py has the prompts. One engine generates without speculation, and one with each method;
+none has a prefix cache. In a round each engine computes the same requests, two a stream: one begins when one ends.
+The engines take turns of a tenth of a second, so that all of them meet the same machine; rounds begin with different
+engines. A ratio is that of a method to no speculation in the same round. Outputs must be equal: if one differs, the run
+fails. Prints for each workload, method and number of streams, as medians of the rounds, over the time in which all
+streams are busy:
 
 - tok_s, tok_s_off, ratio: output tokens a second with and without, prompts included.
 - acceptance: accepted drafts of those verified. drafts_a_step: verified drafts; tokens_a_step: output tokens.
@@ -44,8 +45,8 @@ from benchmarks.speculation.workloads import (
 )
 
 _STREAMS = (1, 2, 4, 8, 16, 32, 64)
-# A stream alone is short: so many requests, one after the other.
-_LEAST_REQUESTS = 4
+# Requests of a turn. A stream alone is short: so many, one after the other.
+_REQUESTS_A_STREAM, _LEAST_REQUESTS = 2, 4
 OFF = "off"
 _PAIR_MODEL_LEN = 2048
 
@@ -64,7 +65,8 @@ class Run:
     def measure(self, workload: Workload) -> None:
         prompts = workload.prompts(self._model["model"])[: self._arguments.prompts]
         # Warms all engines up; and the outputs are those of every turn.
-        known = self._bench.turn(OFF, workload, prompts, list(range(len(prompts))), len(prompts)).outputs
+        outputs = self._bench.turn(OFF, workload, prompts, list(range(len(prompts))), len(prompts)).outputs
+        known = dict(enumerate(outputs))
         for method in self._methods:
             self._bench.turn(method.name, workload, prompts, list(range(min(8, len(prompts)))), 8)
         looping = {index for index, output in known.items() if loop_length(output)}
@@ -89,12 +91,12 @@ class Run:
     ) -> dict[str, list[Turn]]:
         names = [OFF, *(method.name for method in self._methods)]
         found: dict[str, list[Turn]] = {name: [] for name in names}
-        count = max(streams, min(_LEAST_REQUESTS, len(indices)))
+        count = max(_REQUESTS_A_STREAM * streams, _LEAST_REQUESTS)
         for number in range(self._arguments.rounds):
             chosen = [indices[(number * count + i) % len(indices)] for i in range(count)]
-            for name in names[number % len(names) :] + names[: number % len(names)]:
-                turn = self._bench.turn(name, workload, prompts, chosen, streams)
-                if any(turn.outputs[index] != known[index] for index in chosen):
+            order = names[number % len(names) :] + names[: number % len(names)]
+            for name, turn in self._bench.turns(order, workload, prompts, chosen, streams).items():
+                if turn.outputs != [known[index] for index in chosen]:
                     raise SystemExit(f"{workload.name}: an output of {name} at {streams} streams differs")
                 found[name].append(turn)
         return found
