@@ -4,6 +4,7 @@
     python -m benchmarks.engine.cpu_engine --quantization none,int8,int4    in three precisions
     python -m benchmarks.engine.cpu_engine --peers all                      the peers, one after the other
     python -m benchmarks.engine.cpu_engine --peers openvino,llama.cpp:F16   some of them, or one form of one of them
+    python -m benchmarks.engine.cpu_engine --context 32768 --peers all      a long prompt, and nothing else
     python -m benchmarks.engine.cpu_engine --peers all --smoke              that all of them run; the figures mean
     nothing
     --json: a line of JSON for each figure, instead of a table. --concurrency 1,8 --rounds 1: less.
@@ -12,7 +13,8 @@ SmolLM2-135M, greedy, random prompts that no round repeats, every engine in a pr
 - throughput: output tokens/s of requests (128 tokens in, 128 out) that begin together, and its share of the GEMM floor:
   the rate if the same tokens, prompts included, took only the time of the fastest linears measured in this run;
 - prefill: tokens/s of one prompt of 1,500 tokens, and its share of the floor;
-- shared_prefix: seconds for 16 requests of 1,088 tokens that share 1,024, 32 out, and arrive together.
+- shared_prefix: seconds for 16 requests of 1,088 tokens that share 1,024, 32 out, and arrive together;
+- with --context: first_token, the seconds to the first token of a prompt of so many, and decode, tokens/s after it.
 Each line names the kernels that Octavo has for this CPU. Octavo is measured before and after its peers. Values are
 medians of the rounds; peak memory is PSS. Classes are none (floats of 16 bits and more), int8 and int4; in each, a
 peer's best form counts. Peers' settings are in benchmarks/peers/engines.py. Scripts of benchmarks/peers/ install them;
@@ -29,15 +31,18 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
-from benchmarks.engine.workload import SMOKE_SIZES, Figure, Sizes, measure
+from benchmarks.engine.workload import LONG_OUTPUT, SMOKE_SIZES, Figure, Sizes, measure, measure_context
 from benchmarks.kernels.gemm_floor import GemmFloor
 from benchmarks.peers.engine_process import EngineFailedError, EngineProcess
 from benchmarks.peers.engines import OCTAVO, PEERS, QUANTIZATIONS, EngineSpec, octavo_engine, peer_engines
-from benchmarks.peers.prepare_models import prepare
+from benchmarks.peers.prepare_models import prepare, prepare_context
 from kernels.native.build import path_of_this_cpu
 from worker.weights.quantization.kinds import Quantization
 
-UNITS = {"throughput": "output_tok_s", "prefill": "tok_s", "shared_prefix": "seconds"}
+UNITS = {
+    "throughput": "output_tok_s", "prefill": "tok_s", "shared_prefix": "seconds", "first_token": "seconds",
+    "decode": "output_tok_s",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +99,7 @@ class Comparison:
         medians = {name: _median(figures) for name, figures in turns.items()}
         ours = next(name for name in turns if name.startswith(f"{OCTAVO}:"))
         octavo, first = medians.pop(ours), turns[ours][0]
-        smaller_is_better = first.kind == "shared_prefix"
+        smaller_is_better = UNITS[first.kind] == "seconds"
         best = (min if smaller_is_better else max)(medians, key=medians.__getitem__, default=None)
         ratio = None
         if best is not None:
@@ -132,7 +137,9 @@ class Run:
         """Measures one class of precision: Octavo, its peers, and Octavo again if there were any."""
         floor = GemmFloor(getattr(torch, self._arguments.dtype), quantization, self._concurrencies)
         comparison = Comparison(quantization=quantization, floor=floor, sizes=self._sizes)
-        octavo = octavo_engine(quantization, self._arguments.dtype, self._arguments.threads)
+        length = self._arguments.context
+        context = (prepare_context(length + LONG_OUTPUT + 1), length + LONG_OUTPUT + 1) if length else None
+        octavo = octavo_engine(quantization, self._arguments.dtype, self._arguments.threads, context=context)
         peers = list(self._peers(quantization))
         for spec in (octavo, *peers, *([octavo] if peers else [])):
             try:
@@ -153,14 +160,7 @@ class Run:
     def _measure(self, spec: EngineSpec, comparison: Comparison) -> None:
         self._seed += 1000
         with EngineProcess(spec, self._log) as engine:
-            for figure in measure(
-                engine,
-                self._sizes,
-                self._concurrencies,
-                rounds=self._arguments.rounds,
-                seconds=self._arguments.seconds,
-                seed=self._seed,
-            ):
+            for figure in self._figures(engine):
                 comparison.add(spec.name, figure)
                 self._show(spec, figure, comparison)
             about = {"start_s": round(engine.start_seconds, 1), "peak_mib": engine.peak_mib, **engine.settings}
@@ -168,6 +168,13 @@ class Run:
             print(json.dumps({"figure": "engine", "class": comparison.quantization, "engine": spec.name, **about}))
         else:
             self._say(f"{spec.name}: {about}")
+
+    def _figures(self, engine: EngineProcess) -> Iterator[Figure]:
+        rounds, seed = self._arguments.rounds, self._seed
+        if self._arguments.context:
+            return measure_context(engine, self._arguments.context, rounds=rounds, seed=seed)
+        seconds = self._arguments.seconds
+        return measure(engine, self._sizes, self._concurrencies, rounds=rounds, seconds=seconds, seed=seed)
 
     def _show(self, spec: EngineSpec, figure: Figure, comparison: Comparison) -> None:
         shown = {
@@ -217,6 +224,7 @@ def _arguments() -> argparse.Namespace:
         "--quantization", type=_quantizations, default=["none"], help="comma-separated: none, int8, int4"
     )
     parser.add_argument("--peers", type=_peers, default=[], help=f"all, or some of {', '.join(PEERS)}")
+    parser.add_argument("--context", type=int, default=0, help="tokens of a long prompt; nothing else is measured then")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="Octavo's dtype")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of every engine")
     parser.add_argument("--rounds", type=int, default=3, help="rounds per median")

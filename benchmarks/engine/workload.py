@@ -31,7 +31,8 @@ SMOKE_SIZES = Sizes(prompt=16, output=4, long_prompt=64, shared=64, own=16, shar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One measured figure. kind: throughput (output tokens/s), prefill (prompt tokens/s) or shared_prefix (seconds)."""
+    """One measured figure. kind: throughput (output tokens/s), prefill (prompt tokens/s), shared_prefix (seconds),
+    first_token (seconds) or decode (output tokens/s)."""
 
     kind: str
     # Concurrent requests.
@@ -99,6 +100,31 @@ def measure(
         values=tuple(_in_rounds(shared_prefix, rounds, seconds)),
         prompt_tokens_computed=computed[0],
     )
+
+
+# Tokens that follow a long prompt.
+LONG_OUTPUT = 32
+
+
+def measure_context(engine: EngineProcess, num_tokens: int, *, rounds: int, seed: int) -> Iterator[Figure]:
+    """Yields the time to the first token of a prompt of so many tokens, and the speed of the tokens after it. Raises
+    EngineFailedError."""
+    prompts, first_tokens, decodes = Prompts(seed), list[float](), list[float]()
+    engine.run(prompts.draw(1, min(512, num_tokens)), 2)
+    for _ in range(rounds):
+        prompt = prompts.draw(1, num_tokens)
+        answer = engine.run(prompt, 1)
+        if "prompt_seconds" in answer.extra:
+            answer = engine.run(prompt, LONG_OUTPUT)
+            first_tokens.append(answer.extra["prompt_seconds"])
+            decodes.append(LONG_OUTPUT / answer.extra["decode_seconds"])
+        else:
+            first_tokens.append(answer.seconds)
+            # The prompt is cached now, but for its last block.
+            seconds = engine.run(prompt, 1 + LONG_OUTPUT).seconds - engine.run(prompt, 1).seconds
+            decodes.append(LONG_OUTPUT / seconds)
+    yield Figure(kind="first_token", concurrency=1, values=tuple(first_tokens))
+    yield Figure(kind="decode", concurrency=1, values=tuple(decodes))
 
 
 def _in_rounds(measure_once: Callable[[], float], rounds: int, seconds: float) -> Iterator[float]:

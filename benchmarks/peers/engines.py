@@ -63,8 +63,13 @@ def vllm_environment(threads: int) -> dict[str, str]:
     return {**VLLM_ENVIRONMENT, "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}" if threads > 1 else "0"}
 
 
-def octavo_engine(quantization: Quantization, dtype: str, threads: int) -> EngineSpec:
+def octavo_engine(
+    quantization: Quantization, dtype: str, threads: int, *, context: tuple[Path, int] | None = None
+) -> EngineSpec:
+    """context: a model for longer contexts, and their length."""
     options = {"dtype": dtype, "quantization": quantization, "worker_threads": threads}
+    if context is not None:
+        options |= {"model": str(context[0]), "max_model_len": context[1]}
     return EngineSpec(
         engine=OCTAVO,
         form=dtype if quantization == "none" else quantization,

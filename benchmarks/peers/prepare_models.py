@@ -5,7 +5,8 @@
 Writes to octavo/peers/models in the user's cache, from the GGUF file that `make install` installs:
 - bf16/: a Hugging Face directory with weights in bfloat16, for vLLM and transformers;
 - BF16.gguf, F16.gguf, Q8_0.gguf, Q4_0.gguf: by llama-quantize, for llama.cpp and OpenVINO;
-- Q4_1.gguf: the file itself.
+- Q4_1.gguf: the file itself; Q4_1-N.gguf: a copy that allows contexts of N tokens, for Octavo, which refuses more than
+  a model was made for. What it says there means nothing.
 The weights of that file are 4-bit, so BF16, F16 and Q8_0 hold the same model in more bytes. A second run ends at once.
 """
 
@@ -14,6 +15,7 @@ import subprocess
 from pathlib import Path
 
 import torch
+from gguf import GGUFReader
 from safetensors.torch import save_file
 from transformers import LlamaConfig
 
@@ -47,6 +49,18 @@ def prepare() -> None:
             _quantize(program, source, form)
     if not model_path(HUGGING_FACE).exists():
         _convert(GGUFSource(source))
+
+
+def prepare_context(num_tokens: int) -> Path:
+    """Makes the copy for contexts of so many tokens, and returns its path."""
+    path = peer_directory("models") / f"{ORIGINAL}-{num_tokens}.gguf"
+    if not path.exists():
+        unfinished = path.with_suffix(".unfinished")
+        shutil.copyfile(resolve_model(MODEL).path, unfinished)
+        field = GGUFReader(unfinished, "r+").fields["llama.context_length"]
+        field.parts[field.data[0]][0] = num_tokens
+        unfinished.rename(path)
+    return path
 
 
 def _quantize(program: Path, source: Path, form: str) -> None:

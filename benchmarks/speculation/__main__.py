@@ -75,6 +75,7 @@ class Run:
         choices = {"all": list(known)}
         if looping:
             choices["no_loops"] = [index for index in known if index not in looping]
+        choices = {name: indices for name, indices in choices.items() if name in self._arguments.requests}
         for streams in self._arguments.streams:
             for requests, indices in choices.items():
                 if streams <= len(indices):
@@ -186,6 +187,9 @@ def main() -> None:
     parser.add_argument("--config", action="append", default=[], help="a speculative_config; may come several times")
     parser.add_argument("--streams", type=_numbers, default=list(_STREAMS))
     parser.add_argument("--pair", action="store_true", help="a real pair of models instead of SmolLM2")
+    parser.add_argument(
+        "--requests", type=_names, default="all,no_loops", help="no_loops: those whose outputs end in no loop"
+    )
     parser.add_argument("--prompts", type=int, default=NUM_PROMPTS, help="only so many of a workload's prompts")
     parser.add_argument("--max-tokens", type=int, default=max(MAX_TOKENS.values()), help="upper bound of an output")
     parser.add_argument("--temperature", type=float, default=0.0)

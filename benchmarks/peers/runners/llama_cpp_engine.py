@@ -49,7 +49,8 @@ class LlamaCpp:
         ]
         done = subprocess.run(command, check=True, capture_output=True, text=True)
         figures = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-        return Outcome(figures["pl"] * figures["tg"], figures["t"])
+        parts = {"prompt_seconds": figures["t_pp"], "decode_seconds": figures["t_tg"]}
+        return Outcome(figures["pl"] * figures["tg"], figures["t"], parts)
 
     def _through_server(self, work: Work) -> Outcome:
         port = free_port()

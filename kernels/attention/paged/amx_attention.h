@@ -12,8 +12,7 @@
 
 #include "../../native/cpp/amx.h"
 #include "../../native/cpp/unroll.h"
-#include "../../native/cpp/vec16.h"
-#include "../../linear/dots/dots_bf16.h"
+#include "../../native/cpp/vec16_bf16.h"
 #include "attention.h"
 
 namespace octavo {
@@ -24,17 +23,6 @@ namespace octavo {
 inline TileShapes attention_tiles(int64_t rows) {
     const uint8_t own = static_cast<uint8_t>(std::min<int64_t>(rows, 16));
     return {1, 0, {}, {64, 64, 64, 64, 64, 64, 32, 64}, {own, own, own, own, own, 16, own, 8}};
-}
-
-// 2^x for a weight, which is then rounded to bf16: within 3e-6. 1 for 0; 0 for -infinity; NaN for NaN.
-inline V16 exp2_of_weight(V16 x) {
-    const V16 f = {_mm512_reduce_ps(x.x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};  // x - floor(x)
-    V16 y = V16::all(1.3426685532e-2f);
-    y = fma(y, f, V16::all(5.2242472200e-2f));
-    y = fma(y, f, V16::all(2.4128020570e-1f));
-    y = fma(y, f, V16::all(6.9304484478e-1f));
-    y = fma(y, f, V16::all(1.0f));
-    return {_mm512_scalef_ps(y.x, x.x)};  // y 2^floor(x)
 }
 
 class AmxAttention : public TileAttention<V16, bf16, bf16> {
@@ -192,8 +180,7 @@ private:
         });
         const float maximum = largest(max(max(most[0], most[1]), max(most[2], most[3])));
         each_group(from, to, [&](int64_t v, auto i) OCTAVO_INLINED {
-            const V16 weight = exp2_of_weight(V16::load(scores + v * W) - V16::all(maximum));
-            total[i] = total[i] + store_as_bf16(weight, weights(r) + v * W);
+            total[i] = total[i] + store_weights(V16::load(scores + v * W) - V16::all(maximum), weights(r) + v * W);
         });
         part_.maxima[r] = maximum;
         part_.sums[r] = sum(add_by_eights(V8::zero(), (total[0] + total[1]) + (total[2] + total[3])));

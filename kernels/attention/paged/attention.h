@@ -24,7 +24,7 @@ constexpr int64_t kSegment = 512;
 // would wait for each other.
 template <class V, int R>
 constexpr int kVectors = V::W == 16 ? 4 : R == 3 ? 3 : kTileVectors<V, R>;
-constexpr float kNothing = -std::numeric_limits<float>::infinity();
+constexpr float kNothing = -std::numeric_limits<float>::infinity(), kLargest = std::numeric_limits<float>::max();
 
 // Matches AttentionStepStruct in kernels/attention/paged/native.py; the arrays are those of one step.
 struct AttentionStep {
@@ -150,13 +150,14 @@ protected:
         end_ = first_position_ + item.num_queries;
         begin_ = step.first_key(first_position_);
         const int64_t size = step.head_size, room = (rows_ + 15) / 16 * 16;
-        extra_ = static_cast<float*>(scratch(kSlotTile, (extra + room * (3 * size + kChunk + 4)) * 4 + 64));
+        extra_ = static_cast<float*>(scratch(kSlotTile, (extra + room * (3 * size + kChunk + 5)) * 4 + 64));
         float* memory = extra_ + extra;
         queries_ = reinterpret_cast<A*>(memory);
         scores_ = memory + room * size;
         part_ = {scores_ + room * (kChunk + 2 * size), nullptr, scores_ + room * kChunk};
         part_.sums = part_.maxima + room;
         whole_ = {part_.sums + room, part_.sums + 2 * room, part_.values + room * size};
+        factors_ = part_.sums + 3 * room;
     }
 
     // add(base, count): adds positions [base, base + count) to part_, at most kSize of a segment.
@@ -193,6 +194,15 @@ protected:
     }
     static V store(V v, bf16* p) { return store_rounded(v, p); }
 
+    // Stores 2^x. Returns the stored value.
+    static V store_weight(V x, A* p) {
+        if constexpr (sizeof(A) == 2) {
+            return store_weights(x, p);
+        } else {
+            return store(exp2(x), p);
+        }
+    }
+
     // A row's weights take the place of its scores.
     A* weights(int64_t r) { return reinterpret_cast<A*>(scores_ + r * kChunk); }
 
@@ -216,7 +226,7 @@ protected:
         for (int64_t r = 0; r < rows_; r += 6) with_rows<6>(std::min<int64_t>(6, rows_ - r), [&](auto rows) {
             score<rows()>(r, count);
         });
-        for (int64_t r = 0; r < rows_; r++) weigh(r, base, count);
+        weigh(base, count);
         for (int64_t r = 0; r < rows_; r += 6) with_rows<6>(std::min<int64_t>(6, rows_ - r), [&](auto rows) {
             add_values<rows()>(r, count);
         });
@@ -272,39 +282,58 @@ protected:
         }
     }
 
-    // Turns scores into weights; rescales the row's sums to its new maximum.
-    void weigh(int64_t r, int64_t base, int64_t count) {
-        const int64_t position = first_position_ + r / group_, size = step_.head_size;
+    // Turns scores into weights; rescales the sums of weights to the rows' new maxima. All maxima come first, so that
+    // rows wait for each other's nowhere.
+    void weigh(int64_t base, int64_t count) {
+        constexpr int64_t kFull = kChunk / W;
+        const int64_t vectors = vectors_of(count);
+        for (int64_t r = 0; r < rows_; r++) {
+            factors_[r] = std::max(part_.maxima[r], vectors == kFull ? maximum<kFull>(r, base, count, vectors)
+                                                                     : maximum<0>(r, base, count, vectors));
+        }
+        for (int64_t r = 0; r < rows_; r += W) {
+            const V maxima = V::load(factors_ + r);
+            // A row that has seen nothing has sums of 0.
+            const V factors = exp2(V::load(part_.maxima + r) - max(maxima, V::all(-kLargest)));
+            maxima.store(part_.maxima + r);
+            factors.store(factors_ + r);
+        }
+        for (int64_t r = 0; r < rows_; r++) {
+            const float total = vectors == kFull ? weigh_row<kFull>(r, vectors) : weigh_row<0>(r, vectors);
+            part_.sums[r] = std::fma(part_.sums[r], factors_[r], total);
+        }
+    }
+
+    // The largest score of row r, once it is capped and those that the row does not see are kNothing. N: the number of
+    // vectors if it is known, or 0.
+    template <int N>
+    float maximum(int64_t r, int64_t base, int64_t count, int64_t vectors) {
+        if constexpr (N) vectors = N;
+        const int64_t position = first_position_ + r / group_;
         const int64_t end = std::min(count, position + 1 - base);
         const int64_t begin = std::max<int64_t>(0, step_.first_key(position) - base);
-        const int64_t vectors = vectors_of(count);
         float* scores = scores_ + r * kChunk;
-        if (begin >= end) {
-            std::fill(scores, scores + vectors * W, 0.0f);  // zeros in type A, too
-            return;
-        }
         if (how_.soft_cap > 0) cap(scores, vectors);
         if (begin > 0 || end < vectors * W) {
-            std::fill(scores, scores + begin, kNothing);
-            std::fill(scores + end, scores + vectors * W, kNothing);
+            std::fill(scores, scores + std::min(begin, vectors * W), kNothing);
+            std::fill(scores + std::max<int64_t>(0, end), scores + vectors * W, kNothing);
         }
         V most = V::load(scores);
         for (int64_t v = 1; v < vectors; v++) most = max(most, V::load(scores + v * W));
-        const float old = part_.maxima[r], maximum = std::max(old, largest(most));
+        return largest(most);
+    }
+
+    // Returns the sum of the weights of row r.
+    template <int N>
+    float weigh_row(int64_t r, int64_t vectors) {
+        if constexpr (N) vectors = N;
+        const float* scores = scores_ + r * kChunk;
+        const V maximum = V::all(std::max(part_.maxima[r], -kLargest));
         V8 total = V8::zero();
         for (int64_t v = 0; v < vectors; v++) {
-            const V weight = store(exp2(V::load(scores + v * W) - V::all(maximum)), weights(r) + v * W);
-            total = add_by_eights(total, weight);
+            total = add_by_eights(total, store_weight(V::load(scores + v * W) - maximum, weights(r) + v * W));
         }
-        part_.maxima[r] = maximum;
-        if (old == maximum) {
-            part_.sums[r] += sum(total);
-            return;
-        }
-        const V shrink = exp2(V::all(old - maximum));
-        part_.sums[r] = std::fma(part_.sums[r], first(shrink), sum(total));
-        float* values = part_.values + r * size;
-        for (int64_t i = 0; i < size; i += W) (V::load(values + i) * shrink).store(values + i);
+        return sum(total);
     }
 
     // Adds weighted values, and prefetches the keys of the next chunk.
@@ -317,7 +346,9 @@ protected:
             V acc[R][N];
             for (int v = 0; v < N; v++) {
                 const int64_t column = W * std::min(first + v, vectors - 1);
-                for (int i = 0; i < R; i++) acc[i][v] = V::load(part_.values + (r + i) * size + column);
+                for (int i = 0; i < R; i++) {
+                    acc[i][v] = V::load(part_.values + (r + i) * size + column) * V::all(factors_[r + i]);
+                }
             }
             for (int64_t done = 0; done < count; done += tokens) {
                 const T* b[N];
@@ -349,6 +380,7 @@ protected:
     float* extra_;
     A* queries_;
     float* scores_;
+    float* factors_;  // by row: what its sums so far are multiplied by in a chunk, as its maximum has grown
     const T *keys_[kChunk / W], *values_[kChunk / W];
     const char* next_keys_[kChunk / W];
     Running part_, whole_;

@@ -4,17 +4,10 @@
 
 #include <cstring>
 
-#include "../../native/cpp/vec16.h"
+#include "../../native/cpp/vec16_bf16.h"
 #include "../../native/cpp/accumulate.h"
 
 namespace octavo {
-
-// Like store_rounded, in one instruction: denormal numbers become 0, as they count in sums, and NaN stays NaN.
-inline V16 store_as_bf16(V16 v, bf16* p) {
-    const __m256i rounded = (__m256i)_mm512_cvtneps_pbh(v.x);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), rounded);
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(rounded), 16))};
-}
 
 struct DotOfPairs {
     V16 operator()(V16 a, V16 b, V16 c) const {

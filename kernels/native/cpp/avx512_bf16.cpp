@@ -1,5 +1,5 @@
 // For CPUs with AVX512_BF16 and AVX512_VNNI. Factors of bf16 weights and KV are rounded to bf16; sums are float32.
-#include "vec16.h"
+#include "vec16_bf16.h"
 
 #include "../../attention/paged/attention.h"
 #include "../../linear/dots/dots_vnni.h"

@@ -110,11 +110,12 @@ inline float smallest(V8 v) {
     return _mm_cvtss_f32(_mm_min_ss(a, _mm_movehdup_ps(a)));
 }
 
-// 2^x: within 2 ulp for x in [-126, 127]; 0 below, -inf included; 2^127 or so above. NaN for NaN.
+// exp2's largest argument: its nearest whole number is the exponent of a float.
+constexpr float kMostExp2 = 127.49f;
+
+// 2^f for |f| <= 1/2, by Taylor's series of e^(f ln 2): the first term left out is at most 5e-9.
 template <class V>
-V exp2(V x) {
-    const V clamped = clamp(x, -127.0f, 127.5f), whole = nearest(clamped), f = clamped - whole;
-    // Taylor's series of 2^f = e^(f ln 2) for |f| <= 1/2: the first term left out is at most 5e-9.
+V exp2_of_fraction(V f) {
     V y = V::all(1.5252733804e-5f);
     y = fma(y, f, V::all(1.5403530394e-4f));
     y = fma(y, f, V::all(1.3333558147e-3f));
@@ -122,8 +123,14 @@ V exp2(V x) {
     y = fma(y, f, V::all(5.5504108665e-2f));
     y = fma(y, f, V::all(2.4022650696e-1f));
     y = fma(y, f, V::all(6.9314718056e-1f));
-    y = fma(y, f, V::all(1.0f));
-    return y * exp2_of_whole(whole);
+    return fma(y, f, V::all(1.0f));
+}
+
+// 2^x: within 2 ulp for x in [-126, 127]; 0 below, -inf included; 2^127 or so above. NaN for NaN.
+template <class V>
+V exp2(V x) {
+    const V clamped = clamp(x, -127.0f, kMostExp2), whole = nearest(clamped);
+    return exp2_of_fraction(clamped - whole) * exp2_of_whole(whole);
 }
 
 constexpr float kLog2E = 1.44269504088896341f;

@@ -49,17 +49,15 @@ inline V8 add_by_eights(V8 to, V16 v) { return to + low(v) + high(v); }
 inline float first(V16 v) { return first(low(v)); }
 inline float largest(V16 v) { return largest(max(low(v), high(v))); }
 
-inline V16 clamp(V16 x, float low, float high) {
-    return {_mm512_max_ps(_mm512_set1_ps(low), _mm512_min_ps(_mm512_set1_ps(high), x.x))};
-}
-
 inline V16 nearest(V16 x) {
     return {_mm512_roundscale_ps(x.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
 
-inline V16 exp2_of_whole(V16 x) {
-    __m512i exponent = _mm512_add_epi32(_mm512_cvtps_epi32(x.x), _mm512_set1_epi32(127));
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23))};
+// As that of V8. Below -126.5 the nearest whole number is no exponent.
+inline V16 exp2(V16 x) {
+    const V16 most = {_mm512_min_ps(_mm512_set1_ps(kMostExp2), x.x)}, whole = nearest(most);  // NaN: the second operand
+    const __mmask16 is_large = _mm512_cmp_ps_mask(x.x, _mm512_set1_ps(-126.5f), _CMP_NLT_UQ);
+    return {_mm512_maskz_scalef_ps(is_large, exp2_of_fraction(most - whole).x, whole.x)};
 }
 
 }  // namespace octavo
