@@ -15,6 +15,10 @@ _LEAST_STEPS = 3
 # Weight of a step's time in the average of its bin and in the pace of all steps, and how far from the average a time
 # may be to count in full. A slow time moves the pace, and the average hardly.
 _WEIGHT, _PACE_WEIGHT, _MOST_FACTOR = 0.02, 0.3, 2.0
+# What seems too dear is not measured again. So the drafter's bins begin with the least of their first times, as it may
+# have computed tokens that it lacked in the others, and while it drafts nothing, they fall by this share after every so
+# many steps, until it is tried again. A new time then counts for more.
+_DRAFT_WEIGHT, _FALL, _STEPS_BETWEEN_FALLS = 0.1, 0.05, 512
 # The core is told when a bin has changed by this share, or a new one counts.
 _LEAST_CHANGE = 0.1
 
@@ -28,19 +32,20 @@ class _Bin:
     # Those of the first steps, until there are enough.
     first: list[float] | None = None
 
-    def note(self, num_tokens: int, seconds: float) -> float:
+    def note(self, num_tokens: int, seconds: float, *, of_drafter: bool = False) -> float:
         """Takes a time. Returns how many times the average it is, within bounds; 1 before there is one."""
+        weight = _DRAFT_WEIGHT if of_drafter else _WEIGHT
         if self.seconds:
             factor = min(max(seconds / self.seconds, 1 / _MOST_FACTOR), _MOST_FACTOR)
-            self.seconds *= factor**_WEIGHT
-            self.num_tokens += _WEIGHT * (num_tokens - self.num_tokens)
-            self.weight = min(self.weight + 1, 1 / _WEIGHT)
+            self.seconds *= factor**weight
+            self.num_tokens += weight * (num_tokens - self.num_tokens)
+            self.weight = min(self.weight + 1, 1 / weight)
             return factor
-        self.first = [*(self.first or ()), seconds]
+        self.first = sorted([*(self.first or ()), seconds])
         self.num_tokens = float(num_tokens)
         if len(self.first) >= _LEAST_STEPS:
-            self.seconds, self.first = sorted(self.first)[len(self.first) // 2], None
-            self.weight = float(_LEAST_STEPS)
+            self.seconds = self.first[0 if of_drafter else len(self.first) // 2]
+            self.first, self.weight = None, float(_LEAST_STEPS)
         return 1.0
 
 
@@ -53,6 +58,8 @@ class StepCostMeter:
         self._drafts: dict[int, _Bin] = {}
         # How many times the averages steps take lately.
         self._pace = 1.0
+        # Steps since the workers' drafter was last measured.
+        self._num_without_drafts = 0
         # The seconds of each bin when the core was told last.
         self._told: dict[int, float] = {}
         self._told_drafts: dict[int, float] = {}
@@ -67,10 +74,15 @@ class StepCostMeter:
         if num_tokens < 1 or not 0 <= drafting < seconds:
             return
         factor = self._steps.setdefault(_bin_of(num_tokens), _Bin()).note(num_tokens, (seconds - drafting) / self._pace)
+        self._num_without_drafts += 1
         if wanted and drafting and has_drafts:
             # The drafter proposes one draft of all rows after the other.
-            a_draft = drafting / max(count for _, count in wanted)
-            self._drafts.setdefault(_bin_of(len(wanted)), _Bin()).note(len(wanted), a_draft / self._pace)
+            a_draft = drafting / max(count for _, count in wanted) / self._pace
+            self._drafts.setdefault(_bin_of(len(wanted)), _Bin()).note(len(wanted), a_draft, of_drafter=True)
+            self._num_without_drafts = 0
+        elif self._num_without_drafts % _STEPS_BETWEEN_FALLS == 0:
+            for each in self._drafts.values():
+                each.seconds *= 1 - _FALL
         self._pace *= factor**_PACE_WEIGHT
 
     def note_scheduling(self, seconds: float, *, has_drafts: bool) -> None:

@@ -99,3 +99,24 @@ def test_drafts_cost_more_for_more_rows_as_steps_do() -> None:
     assert costs is not None
     assert (costs.num_tokens, costs.seconds) == ((1, 4, 16), (1.0, 2.0, 6.0))
     assert costs.draft_seconds == pytest.approx((0.1, 0.2, 0.6))
+
+
+def test_a_drafter_that_seems_too_dear_is_tried_again() -> None:
+    meter = StepCostMeter()
+    # It computed tokens that it lacked in the first steps.
+    for drafting in (0.8, 0.6, 0.2):
+        meter.note(plan(1, [(0, 1)]), 1.0 + drafting, drafting)
+    costs = meter.take()
+    assert costs is not None
+    assert costs.draft_seconds[0] == pytest.approx(0.2)
+    for _ in range(1600):
+        meter.note(plan(1), 1.0)
+    cheaper = meter.take()
+    assert cheaper is not None
+    assert cheaper.draft_seconds[0] == pytest.approx(0.2 * 0.95**3)
+    # A few steps tell whether it is.
+    for _ in range(3):
+        meter.note(plan(1, [(0, 1)]), 1.4, 0.4)
+    dearer = meter.take()
+    assert dearer is not None
+    assert dearer.draft_seconds[0] > 0.2
