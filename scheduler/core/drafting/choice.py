@@ -151,7 +151,9 @@ def choose_depth(values_K: np.ndarray, num_rows: int, num_drafting: int, costs: 
     depths = np.arange(len(values_K) + 1)
     tokens = num_rows + np.append(0.0, values_K.cumsum())
     seconds = costs.seconds(num_rows, len(values_K) * num_drafting + 1)[depths * num_drafting]
-    gains = tokens / (seconds + depths * costs.draft_seconds(num_drafting))
+    seconds = seconds + depths * costs.draft_seconds(num_drafting)
+    seconds[1:] += costs.choosing_seconds
+    gains = tokens / seconds
     best = int(gains.argmax())
     if not best or gains[best] < LEAST_GAIN * gains[0]:
         return 0, 0.0

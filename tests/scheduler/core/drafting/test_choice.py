@@ -10,9 +10,16 @@ from scheduler.core.drafting.rates import MOST_RATE
 from scheduler.core.messages import StepCosts
 
 
-def table(seconds: dict[int, float], draft_seconds: tuple[float, ...] = ()) -> CostTable:
+def table(seconds: dict[int, float], draft_seconds: tuple[float, ...] = (), choosing_seconds: float = 0.0) -> CostTable:
     costs = CostTable()
-    costs.set(StepCosts(num_tokens=tuple(seconds), seconds=tuple(seconds.values()), draft_seconds=draft_seconds))
+    costs.set(
+        StepCosts(
+            num_tokens=tuple(seconds),
+            seconds=tuple(seconds.values()),
+            draft_seconds=draft_seconds,
+            choosing_seconds=choosing_seconds,
+        )
+    )
     return costs
 
 
@@ -103,10 +110,9 @@ def test_what_a_drafter_lacks_costs_as_long_steps_do() -> None:
 
 
 def test_a_scheduler_that_is_slow_to_choose_drafts_chooses_none() -> None:
-    counts = []
-    for choosing in (0.0, 0.1, 2.0):
-        costs = CostTable()
-        costs.set(StepCosts(num_tokens=(1, 64), seconds=(1.0, 1.1), choosing_seconds=choosing))
-        counts.append(sum(counts_of([0.5], costs)))
+    tables = [table({1: 1.0, 64: 1.1}, (0.0, 0.0), choosing) for choosing in (0.0, 0.1, 2.0)]
     # At most one more token a step.
+    counts = [sum(counts_of([0.5], costs)) for costs in tables]
     assert counts[0] >= counts[1] > counts[2] == 0
+    depths = [choose_depth(0.5 ** np.arange(1, 5), 1, 1, costs)[0] for costs in tables]
+    assert depths[0] >= depths[1] > depths[2] == 0
