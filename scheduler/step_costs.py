@@ -15,12 +15,11 @@ _LEAST_STEPS = 3
 # Weight of a step's time in the average of its bin and in the pace of all steps, and how far from the average a time
 # may be to count in full. A slow time moves the pace, and the average hardly.
 _WEIGHT, _PACE_WEIGHT, _MOST_FACTOR = 0.02, 0.3, 2.0
-# What seems too dear is not measured again. So the drafter's bins begin with the least of their first times, as it may
-# have computed tokens that it lacked in the others, and while it drafts nothing, they fall by this share after every so
-# many steps, until it is tried again. A new time then counts for more.
+# A drafter that seems too dear is not measured again. So while it drafts nothing, its bins fall by this share after
+# every so many steps, until it is tried again. A new time then counts for more.
 _DRAFT_WEIGHT, _FALL, _STEPS_BETWEEN_FALLS = 0.1, 0.05, 512
-# The core is told when a bin has changed by this share, or a new one counts.
-_LEAST_CHANGE = 0.1
+# The core is told when a bin has changed by this share, or a new one counts: after so many steps.
+_LEAST_CHANGE, _STEPS_BETWEEN_NEWS = 0.1, 32
 
 
 @dataclass(slots=True)
@@ -44,8 +43,8 @@ class _Bin:
         self.first = sorted([*(self.first or ()), seconds])
         self.num_tokens = float(num_tokens)
         if len(self.first) >= _LEAST_STEPS:
-            self.seconds = self.first[0 if of_drafter else len(self.first) // 2]
-            self.first, self.weight = None, float(_LEAST_STEPS)
+            self.seconds, self.first = self.first[len(self.first) // 2], None
+            self.weight = float(_LEAST_STEPS)
         return 1.0
 
 
@@ -58,8 +57,8 @@ class StepCostMeter:
         self._drafts: dict[int, _Bin] = {}
         # How many times the averages steps take lately.
         self._pace = 1.0
-        # Steps since the workers' drafter was last measured.
-        self._num_without_drafts = 0
+        # Steps since the workers' drafter was last measured, and those until `take` may have news.
+        self._num_without_drafts, self._steps_to_news = 0, _STEPS_BETWEEN_NEWS
         # The seconds of each bin when the core was told last.
         self._told: dict[int, float] = {}
         self._told_drafts: dict[int, float] = {}
@@ -75,10 +74,15 @@ class StepCostMeter:
             return
         factor = self._steps.setdefault(_bin_of(num_tokens), _Bin()).note(num_tokens, (seconds - drafting) / self._pace)
         self._num_without_drafts += 1
+        self._steps_to_news -= 1
         if wanted and drafting and has_drafts:
             # The drafter proposes one draft of all rows after the other.
             a_draft = drafting / max(count for _, count in wanted) / self._pace
-            self._drafts.setdefault(_bin_of(len(wanted)), _Bin()).note(len(wanted), a_draft, of_drafter=True)
+            each = self._drafts.setdefault(_bin_of(len(wanted)), _Bin())
+            each.note(len(wanted), a_draft, of_drafter=True)
+            # For so many rows it may cost far more than was thought: that can't wait.
+            if abs(each.seconds - self._told_drafts.get(_bin_of(len(wanted)), 0.0)) > _LEAST_CHANGE * each.seconds:
+                self._steps_to_news = 0
             self._num_without_drafts = 0
         elif self._num_without_drafts % _STEPS_BETWEEN_FALLS == 0:
             for each in self._drafts.values():
@@ -96,8 +100,14 @@ class StepCostMeter:
         without, with_drafts = (self._scheduling[each].seconds for each in (False, True))
         return max(0.0, with_drafts - without) if without and with_drafts else FIRST_CHOOSING_SECONDS
 
+    @property
+    def may_have_news(self) -> bool:
+        """True if it is time for `take`."""
+        return self._steps_to_news <= 0
+
     def take(self) -> StepCosts | None:
         """The costs, if they have changed by much since the last call that returned some."""
+        self._steps_to_news = _STEPS_BETWEEN_NEWS
         steps = _rising({number: each for number, each in sorted(self._steps.items()) if each.seconds})
         drafts = {number: each.seconds for number, each in self._drafts.items() if each.seconds}
         choosing = self._choosing
@@ -116,8 +126,11 @@ class StepCostMeter:
             rows = sorted(drafts)
             sizes = [self._drafts[number].num_tokens for number in rows]
             measured = np.clip(num_tokens, sizes[0], sizes[-1])
-            # Beyond the measured numbers of rows, drafts cost more or less as steps do.
-            scale = np.array(seconds) / np.interp(measured, num_tokens, seconds)
+            # For fewer rows than those measured, drafts cost less as steps do. For more they cost something between that
+            # and as much a row: SmolLM2's int4 does on two cores.
+            as_steps = np.array(seconds) / np.interp(measured, num_tokens, seconds)
+            rows_more = np.maximum(np.array(num_tokens) / sizes[-1], 1.0)
+            scale = np.where(rows_more > 1.0, np.sqrt(rows_more * as_steps), as_steps)
             draft_seconds = tuple((np.interp(measured, sizes, [drafts[number] for number in rows]) * scale).tolist())
         return StepCosts(
             num_tokens=tuple(num_tokens), seconds=tuple(seconds), draft_seconds=draft_seconds, choosing_seconds=choosing

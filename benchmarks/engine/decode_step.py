@@ -350,9 +350,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="for each batch")
     parser.add_argument("--floors", action="store_true", help="print each op beside its floor")
     parser.add_argument("--steps", type=int, default=50, help="steps of each batch with --floors")
-    parser.add_argument(
-        "--prompts", default="", help="lengths of prompts with --floors"
-    )
+    parser.add_argument("--prompts", default="", help="lengths of prompts with --floors")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

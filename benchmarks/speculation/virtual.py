@@ -36,7 +36,6 @@ from scheduler.step_costs import StepCostMeter
 _STREAMS = (1, 2, 4, 8, 16, 32, 64)
 _ROUNDS, _LEAST_REQUESTS, _REQUESTS_A_STREAM = 3, 4, 3
 _SPREAD = 0.05
-_STEPS_BETWEEN_COSTS = 32
 # Two cores of a Zen 5.
 _STEPS = "1:9,2:9.3,4:9.7,8:11,16:17,32:30,64:52,128:100,512:370"
 
@@ -68,7 +67,7 @@ class VirtualEngine:
             )
         )
         self._has_drafters, self._meter, self._now = has_drafters, StepCostMeter(), 0.0
-        self._random, self._groups, self._num_steps = np.random.default_rng(0), itertools.count(1), 0
+        self._random, self._groups = np.random.default_rng(0), itertools.count(1)
         # The outputs of the requests that run, by group.
         self._outputs: dict[int, list[int]] = {}
         self._rows = PaperRows(max(_STREAMS), acceptance=None, output_of=self._output_of)
@@ -121,8 +120,7 @@ class VirtualEngine:
         self._now += seconds + scheduling
         self._meter.note(plan, seconds)
         self._meter.note_scheduling(scheduling, has_drafts=bool(plan.drafts))
-        self._num_steps += 1
-        if self._has_drafters and self._num_steps % _STEPS_BETWEEN_COSTS == 0 and (costs := self._meter.take()):
+        if self._has_drafters and self._meter.may_have_news and (costs := self._meter.take()):
             self._core.set_costs(costs)
         return rests
 

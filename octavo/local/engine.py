@@ -18,9 +18,6 @@ from scheduler.settings import core_settings
 from scheduler.step_costs import StepCostMeter
 from worker.step.runner import PendingResult, StepRunner
 
-# The core is told every so many steps what they cost, if that has changed.
-_STEPS_BETWEEN_COSTS = 32
-
 
 @dataclass(slots=True)
 class StepTimes:
@@ -198,7 +195,7 @@ class Engine:
             return
         self._costs.note(plan, computing, result.timing.draft, has_drafts=bool(result.drafts))
         self._costs.note_scheduling(scheduling, has_drafts=bool(plan.drafts))
-        if self.times.num_steps % _STEPS_BETWEEN_COSTS == 0 and (costs := self._costs.take()):
+        if self._costs.may_have_news and (costs := self._costs.take()):
             self._core.set_costs(costs)
 
 

@@ -75,6 +75,8 @@ class StepPipeline:
         self._outputs.append(self._core.apply(outcome.result, now))
         # The time of its plan is part of the step's.
         self._costs.note_scheduling(time.monotonic() - began, has_drafts=bool(plan.drafts))
+        if self._core.settings.speculation is not None and self._costs.may_have_news and (costs := self._costs.take()):
+            self._core.set_costs(costs)
         return []
 
     def schedule(self) -> list[Event]:
@@ -111,13 +113,6 @@ class StepPipeline:
             if plan is not None:
                 lockstep.note_sent(plan)
         return plan
-
-    def tell_costs(self) -> None:
-        """Tells the core what steps cost, if that has changed. Call it now and then."""
-        if self._core is not None and self._core.settings.speculation is not None:
-            costs = self._costs.take()
-            if costs is not None:
-                self._core.set_costs(costs)
 
     @property
     def totals(self) -> StepTotals:

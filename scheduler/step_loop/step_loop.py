@@ -373,7 +373,6 @@ class StepLoop(threading.Thread):
         if now >= self._next_tick:
             self._next_tick = now + _TICK_S
             self._reports.tick(now)
-            self._pipeline.tell_costs()
             if recording is not None:
                 recording.flush()
 

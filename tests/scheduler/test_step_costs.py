@@ -87,7 +87,7 @@ def test_the_time_of_drafting_is_not_that_of_the_step() -> None:
     assert costs.draft_seconds == pytest.approx((0.1,))
 
 
-def test_drafts_cost_more_for_more_rows_as_steps_do() -> None:
+def test_drafts_cost_less_for_fewer_rows_as_steps_do_and_more_for_more() -> None:
     meter = StepCostMeter()
     for _ in range(5):
         meter.note(plan(1), 1.0)
@@ -98,14 +98,16 @@ def test_drafts_cost_more_for_more_rows_as_steps_do() -> None:
     costs = meter.take()
     assert costs is not None
     assert (costs.num_tokens, costs.seconds) == ((1, 4, 16), (1.0, 2.0, 6.0))
-    assert costs.draft_seconds == pytest.approx((0.1, 0.2, 0.6))
+    # Between 3 and 4 times as much for 4 times the rows.
+    assert costs.draft_seconds == pytest.approx((0.1, 0.2, 0.2 * 12**0.5))
 
 
 def test_a_drafter_that_seems_too_dear_is_tried_again() -> None:
     meter = StepCostMeter()
-    # It computed tokens that it lacked in the first steps.
-    for drafting in (0.8, 0.6, 0.2):
+    for drafting in (0.8, 0.2, 0.2):
+        assert not meter.may_have_news
         meter.note(plan(1, [(0, 1)]), 1.0 + drafting, drafting)
+    assert meter.may_have_news
     costs = meter.take()
     assert costs is not None
     assert costs.draft_seconds[0] == pytest.approx(0.2)
