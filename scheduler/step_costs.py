@@ -126,8 +126,8 @@ class StepCostMeter:
             rows = sorted(drafts)
             sizes = [self._drafts[number].num_tokens for number in rows]
             measured = np.clip(num_tokens, sizes[0], sizes[-1])
-            # For fewer rows than those measured, drafts cost less as steps do. For more they cost something between that
-            # and as much a row: SmolLM2's int4 does on two cores.
+            # For fewer rows than those measured, drafts cost less as steps do. For more they cost something between
+            # that and as much a row: SmolLM2's int4 does on two cores.
             as_steps = np.array(seconds) / np.interp(measured, num_tokens, seconds)
             rows_more = np.maximum(np.array(num_tokens) / sizes[-1], 1.0)
             scale = np.where(rows_more > 1.0, np.sqrt(rows_more * as_steps), as_steps)

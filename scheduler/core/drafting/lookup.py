@@ -127,8 +127,8 @@ class Lookup:
         return np.where(best_L <= _POSITION, best_L.view(np.int64) + starts_L, -1), found_L
 
     def _places(self, lanes_T: np.ndarray, ends_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of the contexts before these positions: slots (int64), -1 for those that are not there, and entries without a
-        position (uint64)."""
+        """Slots (int64) of the contexts before these positions, -1 for those that are not there, and their entries
+        without a position (uint64)."""
         hashes, is_there_TN = self._texts.hashes(lanes_T, ends_T, self._orders_N)
         slots_TN = (hashes >> self._slot_shift).view(np.int64)
         slots_TN += (lanes_T * self._num_slots)[:, None]
