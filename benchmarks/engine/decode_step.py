@@ -66,7 +66,8 @@ class OpCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What steps compute: rows that decode after `context` tokens, or one prompt of so many tokens."""
+    """The work of each step: either `num_rows` rows decode a token after `context` tokens, or, if `prompt` is not 0, one
+    prompt of that length is computed."""
 
     num_rows: int = 1
     context: int = 0

@@ -1,4 +1,4 @@
-// What one step's attention computes: its rows, their pieces of work, and the sums of a piece.
+// The input of attention in one step, the items into which its work is cut, and the sums that an item computes.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What the paths with AVX512_BF16 store as bf16.
+// Rounds vectors of 16 floats to bf16 and stores them, for CPUs with AVX512_BF16.
 #pragma once
 
 #include "vec16.h"
