@@ -78,10 +78,11 @@ class StepCostMeter:
         if wanted and drafting and has_drafts:
             # The drafter proposes one draft of all rows after the other.
             a_draft = drafting / max(count for _, count in wanted) / self._pace
-            each = self._drafts.setdefault(_bin_of(len(wanted)), _Bin())
+            number = _bin_of(len(wanted))
+            each = self._drafts.setdefault(number, _Bin())
             each.note(len(wanted), a_draft, of_drafter=True)
             # For so many rows it may cost far more than was thought: that can't wait.
-            if abs(each.seconds - self._told_drafts.get(_bin_of(len(wanted)), 0.0)) > _LEAST_CHANGE * each.seconds:
+            if each.seconds and _has_changed(self._told_drafts, {number: each.seconds}):
                 self._steps_to_news = 0
             self._num_without_drafts = 0
         elif self._num_without_drafts % _STEPS_BETWEEN_FALLS == 0:

@@ -66,8 +66,8 @@ class OpCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The work of each step: either `num_rows` rows decode a token after `context` tokens, or, if `prompt` is not 0, one
-    prompt of that length is computed."""
+    """The work of each step: `num_rows` rows decode a token after `context` tokens, or, if `prompt` is not 0, a prompt
+    of that length is computed."""
 
     num_rows: int = 1
     context: int = 0

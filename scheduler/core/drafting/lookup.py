@@ -120,7 +120,7 @@ class Lookup:
         entries_LN = self._table[slots_LN]
         entries_LN ^= checks_LN
         entries_LN &= _NO_COUNT
-        # An entry of this context becomes its distance from the start of the text; all others become large numbers.
+        # An entry of its context becomes the distance from the start of the text; all others become large numbers.
         entries_LN -= (starts_L + 1).view(np.uint64)[:, None]
         found_L = (entries_LN <= _POSITION).argmax(axis=1)
         best_L = entries_LN[np.arange(len(lanes_L)), found_L]
