@@ -16,8 +16,11 @@ from runtime.telemetry import http_server
 from runtime.telemetry.http_server import ObservabilityServer
 from tests.support.repository import ROOT
 
+# zmq loads libgcc, as it does in every service. A thread that Python ends at exit needs it, and without a descriptor it
+# could not be opened then.
 FEW_DESCRIPTORS = """
 import resource, sys
+import zmq
 from prometheus_client import CollectorRegistry
 from runtime.telemetry.http_server import ObservabilityServer
 
