@@ -68,14 +68,14 @@ class StepCostMeter:
 
     def note(self, plan: Plan, seconds: float, drafting: float = 0.0, *, has_drafts: bool = True) -> None:
         """Takes the time of a step. drafting: the part of it in which the workers' drafter computed. has_drafts: False
-        if it only computed tokens that it lacked."""
+        if it only computed tokens that it lacked. Where it caught up before it drafted, no time is that of a draft."""
         num_tokens, wanted = plan.num_tokens, plan.wanted_drafts
         if num_tokens < 1 or not 0 <= drafting < seconds:
             return
         factor = self._steps.setdefault(_bin_of(num_tokens), _Bin()).note(num_tokens, (seconds - drafting) / self._pace)
         self._num_without_drafts += 1
         self._steps_to_news -= 1
-        if wanted and drafting and has_drafts:
+        if wanted and drafting and has_drafts and not plan.drafter_catches_up:
             # The drafter proposes one draft of all rows after the other.
             a_draft = drafting / max(count for _, count in wanted) / self._pace
             number = _bin_of(len(wanted))
@@ -127,11 +127,11 @@ class StepCostMeter:
             rows = sorted(drafts)
             sizes = [self._drafts[number].num_tokens for number in rows]
             measured = np.clip(num_tokens, sizes[0], sizes[-1])
-            # For fewer rows than those measured, drafts cost less as steps do. For more they cost something between
-            # that and as much a row: SmolLM2's int4 does on two cores.
+            # For fewer rows than those measured, drafts are taken to cost as much a row, as what seems too dear is not
+            # tried. For more they cost something between that and as steps do: SmolLM2's int4 does on two cores.
             as_steps = np.array(seconds) / np.interp(measured, num_tokens, seconds)
-            rows_more = np.maximum(np.array(num_tokens) / sizes[-1], 1.0)
-            scale = np.where(rows_more > 1.0, np.sqrt(rows_more * as_steps), as_steps)
+            by_rows = np.array(num_tokens) / measured
+            scale = np.where(by_rows > 1.0, np.sqrt(by_rows * as_steps), by_rows)
             draft_seconds = tuple((np.interp(measured, sizes, [drafts[number] for number in rows]) * scale).tolist())
         return StepCosts(
             num_tokens=tuple(num_tokens), seconds=tuple(seconds), draft_seconds=draft_seconds, choosing_seconds=choosing

@@ -239,6 +239,8 @@ class Plan:
     drafts: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     # (row that samples, number of drafts that the workers' drafter proposes after its tokens).
     wanted_drafts: list[tuple[int, int]] = field(default_factory=list)
+    # True if the drafter first computes tokens of these rows that it lacks. Not sent: the workers know.
+    drafter_catches_up: bool = False
     # Numbers of items, in this order: those whose embeddings leave the workers' cache; those whose input is not needed
     # any more; those that are encoded before anything is computed.
     dropped_items: list[int] = field(default_factory=list)

@@ -87,19 +87,22 @@ def test_the_time_of_drafting_is_not_that_of_the_step() -> None:
     assert costs.draft_seconds == pytest.approx((0.1,))
 
 
-def test_drafts_cost_less_for_fewer_rows_as_steps_do_and_more_for_more() -> None:
+def test_drafts_cost_as_much_a_row_for_fewer_rows_and_less_for_more() -> None:
     meter = StepCostMeter()
     for _ in range(5):
         meter.note(plan(1), 1.0)
         meter.note(plan(4, [(row, 2) for row in range(4)]), 2.4, 0.4)
         meter.note(plan(16), 6.0)
-        # It only caught up with a long prompt.
+        # It only caught up with a long prompt, or did so before it drafted.
         meter.note(plan(4, [(row, 2) for row in range(4)]), 7.0, 5.0, has_drafts=False)
+        caught_up = plan(4, [(row, 2) for row in range(4)])
+        caught_up.drafter_catches_up = True
+        meter.note(caught_up, 7.0, 5.0)
     costs = meter.take()
     assert costs is not None
     assert (costs.num_tokens, costs.seconds) == ((1, 4, 16), (1.0, 2.0, 6.0))
     # Between 3 and 4 times as much for 4 times the rows.
-    assert costs.draft_seconds == pytest.approx((0.1, 0.2, 0.2 * 12**0.5))
+    assert costs.draft_seconds == pytest.approx((0.05, 0.2, 0.2 * 12**0.5))
 
 
 def test_a_drafter_that_seems_too_dear_is_tried_again() -> None:

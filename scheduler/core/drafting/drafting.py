@@ -64,6 +64,9 @@ class Drafting:
         self._recent_R = np.full(num_rows, -1, np.int64)
         # Tokens before this position of a row's text are known to the workers' drafter, if it drafts for the row.
         self._drafted_R = np.zeros(num_rows, np.int64)
+        # True once it has proposed something for a row, until the row gets ahead of it: it may take several steps to
+        # catch up.
+        self._has_caught_up_R = np.zeros(num_rows, np.bool_)
         self._rests, self._backlog = False, Backlog()
 
     # --- Tokens
@@ -106,6 +109,7 @@ class Drafting:
         self.rates.begin(row)
         self._num_proposed_DR[:, row] = 0
         self._drafted_R[row] = 0
+        self._has_caught_up_R[row] = False
         if not most or not self._lookups:
             return
         if self._recent is not None:
@@ -201,6 +205,7 @@ class Drafting:
         self._proposed_DRK[self.workers, row, :count] = token_ids[:count]
         self._num_proposed_DR[self.workers, row] = count
         self._level_DR[self.workers, row] = 0
+        self._has_caught_up_R[row] = True
 
     def end_output(self, scope: Scope, token_ids: np.ndarray) -> None:
         """Takes the output (int32) of a sequence that has ended."""
@@ -265,9 +270,13 @@ class Drafting:
         self, rows_L: np.ndarray, positions_L: np.ndarray, coming_L: np.ndarray, saved: float | np.ndarray
     ) -> np.ndarray:
         """Mask of the rows where `saved` seconds a token repay those in which the drafter computes what it lacks."""
-        # The drafter computes the tokens of the last step with its first draft anyway.
-        lacking_L = np.maximum(positions_L - self._drafted_R[rows_L] - self.num_drafts - 1, 0)
+        lacking_L = self._num_lacking(rows_L, positions_L)
         return _LEAST_REPAID * lacking_L * self.costs.catch_up_seconds() <= saved * coming_L
+
+    def _num_lacking(self, rows_L: np.ndarray, positions_L: np.ndarray) -> np.ndarray:
+        """The number of tokens before these positions that the workers' drafter lacks. It computes those of the last
+        step with its first draft anyway."""
+        return np.maximum(positions_L - self._drafted_R[rows_L] - self.num_drafts - 1, 0)
 
     def choose_wanted(
         self, rows_L: np.ndarray, most_L: np.ndarray, positions_L: np.ndarray, coming_L: np.ndarray | None
@@ -292,9 +301,12 @@ class Drafting:
                 counts_L[~self._repays(rows_L, positions_L, coming_L, saved)] = 0
         return np.minimum(counts_L, most_L)
 
-    def ask_for(self, rows_L: np.ndarray, positions_L: np.ndarray) -> None:
-        """Notes that the workers' drafter is asked for drafts after these positions."""
+    def ask_for(self, rows_L: np.ndarray, positions_L: np.ndarray) -> bool:
+        """Notes that the workers' drafter is asked for drafts after these positions. Returns True if it must catch up
+        with one of the rows."""
+        self._has_caught_up_R[rows_L] &= self._num_lacking(rows_L, positions_L) == 0
         self._drafted_R[rows_L] = positions_L
+        return self.lengths is not None and not self._has_caught_up_R[rows_L].all()
 
     # --- Snapshots
 

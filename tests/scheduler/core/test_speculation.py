@@ -136,15 +136,23 @@ def test_only_sequences_that_draft_are_held_to_one_step() -> None:
     assert most_in_flight[1] == 2
 
 
-def wanted_of(driver: CoreDriver, num_steps: int) -> list[dict[int, int]]:
-    """What the workers' drafter is asked for, step by step."""
-    asked = []
+def plans_of(driver: CoreDriver, num_steps: int, num_silent: int | None = None) -> list[Plan]:
+    """num_silent: the number of times that the workers' drafter is asked and proposes nothing; None: it never
+    does. Later it is always right."""
+    plans, num_asked = [], 0
     for _ in range(num_steps):
         plan = driver.core.schedule(0.0)
         assert plan is not None
-        asked.append(dict(plan.wanted_drafts))
-        driver.core.apply(driver.worker.run(plan), 0.0)
-    return asked
+        plans.append(plan)
+        num_asked += bool(plan.wanted_drafts)
+        is_silent = num_silent is None or num_asked <= num_silent
+        driver.core.apply(driver.worker.run(plan, drafter=None if is_silent else tuple), 0.0)
+    return plans
+
+
+def wanted_of(driver: CoreDriver, num_steps: int) -> list[dict[int, int]]:
+    """What the workers' drafter is asked for, step by step."""
+    return [dict(plan.wanted_drafts) for plan in plans_of(driver, num_steps)]
 
 
 @pytest.mark.parametrize("catches_up", [False, True])
@@ -154,11 +162,14 @@ def test_a_drafter_that_catches_up_is_asked_once_the_output_is_worth_it(catches_
     speculation = Speculation(num_speculative_tokens=4, workers_draft=True, workers_catch_up=catches_up)
     driver = driver_of(costs, speculation)
     submit(driver, 1)
-    asked = wanted_of(driver, 50)
-    first = next(index for index, each in enumerate(asked) if each)
+    # It takes three steps to catch up.
+    plans = plans_of(driver, 35 if catches_up else 13, num_silent=2)
+    first = next(index for index, plan in enumerate(plans) if plan.wanted_drafts)
     assert (first > 6) == catches_up
-    # Once it has caught up, it is asked in every step.
-    assert all(asked[first + 1 :])
+    # Once it has begun, it is asked in every step.
+    assert all(plan.wanted_drafts for plan in plans[first + 1 :])
+    behind = [index for index, plan in enumerate(plans) if plan.drafter_catches_up]
+    assert behind == (list(range(first, first + 3)) if catches_up else [])
 
 
 def test_a_drafter_that_catches_up_is_not_asked_where_little_is_saved() -> None:
