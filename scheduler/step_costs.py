@@ -18,6 +18,8 @@ _WEIGHT, _PACE_WEIGHT, _MOST_FACTOR = 0.02, 0.3, 2.0
 # A drafter that seems too dear is not measured again. So while it drafts nothing, its bins fall by this share after
 # every so many steps, until it is tried again. A new time then counts for more.
 _DRAFT_WEIGHT, _FALL, _STEPS_BETWEEN_FALLS = 0.1, 0.05, 512
+# Fewer tokens that the drafter lacks cost a pass of it, however many they are.
+_LEAST_CATCHING_UP = 32
 # The core is told when a bin has changed by this share, or a new one counts: after so many steps.
 _LEAST_CHANGE, _STEPS_BETWEEN_NEWS = 0.1, 32
 
@@ -55,6 +57,8 @@ class StepCostMeter:
     def __init__(self) -> None:
         self._steps: dict[int, _Bin] = {}
         self._drafts: dict[int, _Bin] = {}
+        # A token that the drafter lacks.
+        self._catch_up = _Bin()
         # How many times the averages steps take lately.
         self._pace = 1.0
         # Steps since the workers' drafter was last measured, and those until `take` may have news.
@@ -62,33 +66,45 @@ class StepCostMeter:
         # The seconds of each bin when the core was told last.
         self._told: dict[int, float] = {}
         self._told_drafts: dict[int, float] = {}
+        self._told_catch_up = 0.0
         # The scheduler's time for steps without drafts and with them, and what choosing drafts took when told last.
         self._scheduling = {has_drafts: _Bin() for has_drafts in (False, True)}
         self._told_choosing = FIRST_CHOOSING_SECONDS
 
-    def note(self, plan: Plan, seconds: float, drafting: float = 0.0, *, has_drafts: bool = True) -> None:
-        """Takes the time of a step. drafting: the part of it in which the workers' drafter computed. has_drafts: False
-        if it only computed tokens that it lacked. Where it caught up before it drafted, no time is that of a draft."""
-        num_tokens, wanted = plan.num_tokens, plan.wanted_drafts
+    def note(self, plan: Plan, seconds: float, drafting: float = 0.0, *, num_drafted: int | None = None) -> None:
+        """Takes the time of a step. drafting: the part of it in which the workers' drafter computed. num_drafted: the
+        rows for which it proposed something; None: all that the plan names."""
+        num_tokens = plan.num_tokens
         if num_tokens < 1 or not 0 <= drafting < seconds:
             return
         factor = self._steps.setdefault(_bin_of(num_tokens), _Bin()).note(num_tokens, (seconds - drafting) / self._pace)
         self._num_without_drafts += 1
         self._steps_to_news -= 1
-        if wanted and drafting and has_drafts and not plan.drafter_catches_up:
-            # The drafter proposes one draft of all rows after the other.
-            a_draft = drafting / max(count for _, count in wanted) / self._pace
-            number = _bin_of(len(wanted))
-            each = self._drafts.setdefault(number, _Bin())
-            each.note(len(wanted), a_draft, of_drafter=True)
+        if drafting and plan.wanted_drafts:
+            self._note_drafts(plan, drafting / self._pace, num_drafted)
+        if self._num_without_drafts and self._num_without_drafts % _STEPS_BETWEEN_FALLS == 0:
+            for each in (self._catch_up, *self._drafts.values()):
+                each.seconds *= 1 - _FALL
+        self._pace *= factor**_PACE_WEIGHT
+
+    def _note_drafts(self, plan: Plan, seconds: float, num_drafted: int | None) -> None:
+        wanted, num_catching_up = plan.wanted_drafts, plan.num_catching_up
+        num_drafted = len(wanted) if num_drafted is None else num_drafted
+        # The drafter proposes one draft of all rows after the other.
+        number, most = _bin_of(len(wanted)), max(count for _, count in wanted)
+        each = self._drafts.setdefault(number, _Bin())
+        if num_catching_up == 0 and num_drafted:
+            each.note(len(wanted), seconds / most, of_drafter=True)
             # For so many rows it may cost far more than was thought: that can't wait.
             if each.seconds and _has_changed(self._told_drafts, {number: each.seconds}):
                 self._steps_to_news = 0
             self._num_without_drafts = 0
-        elif self._num_without_drafts % _STEPS_BETWEEN_FALLS == 0:
-            for each in self._drafts.values():
-                each.seconds *= 1 - _FALL
-        self._pace *= factor**_PACE_WEIGHT
+            return
+        # If all rows have drafts, it has caught up in this step.
+        has_caught_up = num_drafted >= len(wanted) and (num_catching_up or 0) >= _LEAST_CATCHING_UP
+        if num_catching_up and has_caught_up and each.seconds and seconds > most * each.seconds:
+            seconds = (seconds - most * each.seconds) / num_catching_up
+            self._catch_up.note(num_catching_up, seconds, of_drafter=True)
 
     def note_scheduling(self, seconds: float, *, has_drafts: bool) -> None:
         """Takes the scheduler's time for a step: its plan, and what the core makes of its result."""
@@ -112,10 +128,13 @@ class StepCostMeter:
         steps = _rising({number: each for number, each in sorted(self._steps.items()) if each.seconds})
         drafts = {number: each.seconds for number, each in self._drafts.items() if each.seconds}
         choosing = self._choosing
+        catch_up = self._catch_up.seconds
         has_changed = _has_changed(self._told, steps) or _has_changed(self._told_drafts, drafts)
-        if not steps or not (has_changed or abs(choosing - self._told_choosing) > _LEAST_CHANGE * choosing):
+        has_changed = has_changed or abs(choosing - self._told_choosing) > _LEAST_CHANGE * choosing
+        has_changed = has_changed or abs(catch_up - self._told_catch_up) > _LEAST_CHANGE * catch_up
+        if not steps or not has_changed:
             return None
-        self._told, self._told_drafts, self._told_choosing = steps, drafts, choosing
+        self._told, self._told_drafts, self._told_choosing, self._told_catch_up = steps, drafts, choosing, catch_up
         numbers = sorted(steps)
         num_tokens = [max(1, round(self._steps[number].num_tokens)) for number in numbers]
         seconds = [steps[number] for number in numbers]
@@ -134,7 +153,11 @@ class StepCostMeter:
             scale = np.where(by_rows > 1.0, np.sqrt(by_rows * as_steps), by_rows)
             draft_seconds = tuple((np.interp(measured, sizes, [drafts[number] for number in rows]) * scale).tolist())
         return StepCosts(
-            num_tokens=tuple(num_tokens), seconds=tuple(seconds), draft_seconds=draft_seconds, choosing_seconds=choosing
+            num_tokens=tuple(num_tokens),
+            seconds=tuple(seconds),
+            draft_seconds=draft_seconds,
+            catch_up_seconds=catch_up,
+            choosing_seconds=choosing,
         )
 
 

@@ -193,7 +193,7 @@ class Engine:
     def _note_cost(self, plan: Plan, computing: float, scheduling: float, result: step_pb2.StepResult) -> None:
         if self._core.settings.speculation is None:
             return
-        self._costs.note(plan, computing, result.timing.draft, has_drafts=bool(result.drafts))
+        self._costs.note(plan, computing, result.timing.draft, num_drafted=len(result.drafts))
         self._costs.note_scheduling(scheduling, has_drafts=bool(plan.drafts))
         if self._costs.may_have_news and (costs := self._costs.take()):
             self._core.set_costs(costs)

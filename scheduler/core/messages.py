@@ -46,6 +46,8 @@ class StepCosts:
     seconds: tuple[float, ...]
     # The seconds of one more draft of n rows by the workers' drafter, for n as above. Empty: they have none.
     draft_seconds: tuple[float, ...] = ()
+    # The seconds in which that drafter computes one more token of a text that it lacks; 0: not measured yet.
+    catch_up_seconds: float = 0.0
     # The seconds that the scheduler takes more for a step with drafts, whatever their number.
     choosing_seconds: float = FIRST_CHOOSING_SECONDS
 
@@ -239,8 +241,9 @@ class Plan:
     drafts: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     # (row that samples, number of drafts that the workers' drafter proposes after its tokens).
     wanted_drafts: list[tuple[int, int]] = field(default_factory=list)
-    # True if the drafter first computes tokens of these rows that it lacks. Not sent: the workers know.
-    drafter_catches_up: bool = False
+    # The number of tokens of these rows that the drafter lacks and computes first; None: not known, because a row got no
+    # drafts when it was last asked for some. Not sent: the workers know.
+    num_catching_up: int | None = 0
     # Numbers of items, in this order: those whose embeddings leave the workers' cache; those whose input is not needed
     # any more; those that are encoded before anything is computed.
     dropped_items: list[int] = field(default_factory=list)

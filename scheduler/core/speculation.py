@@ -181,7 +181,7 @@ class Speculator:
         wanted = counts > 0
         if wanted.any():
             plan.wanted_drafts = list(zip(rows[wanted].tolist(), counts[wanted].tolist(), strict=True))
-            plan.drafter_catches_up = drafting.ask_for(rows[wanted], awaited.positions[wanted])
+            plan.num_catching_up = drafting.ask_for(rows[wanted], awaited.positions[wanted])
             # The drafts follow the tokens of this step: no other may go before them.
             decodes = self._state.decodes
             decodes.wait_all(decodes.locate(rows[wanted], awaited.generations[wanted])[1])

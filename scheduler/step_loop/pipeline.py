@@ -68,7 +68,7 @@ class StepPipeline:
         except (ResultError, WaveError) as error:
             return self._workers.fail_epoch(f"the result of step {result.step} can't be used: {error}")
         plan, seconds = self._clock.finish(now)
-        self._costs.note(plan, seconds, result.timing.draft, has_drafts=bool(result.drafts))
+        self._costs.note(plan, seconds, result.timing.draft, num_drafted=len(result.drafts))
         for key, frame in outcome.prompt_logprobs:
             self._requests.collect_prompt_logprobs(key, frame)
         began = time.monotonic()

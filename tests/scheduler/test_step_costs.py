@@ -94,15 +94,37 @@ def test_drafts_cost_as_much_a_row_for_fewer_rows_and_less_for_more() -> None:
         meter.note(plan(4, [(row, 2) for row in range(4)]), 2.4, 0.4)
         meter.note(plan(16), 6.0)
         # It only caught up with a long prompt, or did so before it drafted.
-        meter.note(plan(4, [(row, 2) for row in range(4)]), 7.0, 5.0, has_drafts=False)
+        meter.note(plan(4, [(row, 2) for row in range(4)]), 7.0, 5.0, num_drafted=0)
         caught_up = plan(4, [(row, 2) for row in range(4)])
-        caught_up.drafter_catches_up = True
+        caught_up.num_catching_up = None
         meter.note(caught_up, 7.0, 5.0)
     costs = meter.take()
     assert costs is not None
     assert (costs.num_tokens, costs.seconds) == ((1, 4, 16), (1.0, 2.0, 6.0))
     # Between 3 and 4 times as much for 4 times the rows.
     assert costs.draft_seconds == pytest.approx((0.05, 0.2, 0.2 * 12**0.5))
+
+
+def catching_up(num_tokens: int | None) -> Plan:
+    each = plan(2, [(0, 4), (1, 4)])
+    each.num_catching_up = num_tokens
+    return each
+
+
+def test_what_catching_up_costs_is_measured_apart() -> None:
+    meter = StepCostMeter()
+    for _ in range(5):
+        meter.note(plan(2), 1.0)
+        meter.note(catching_up(0), 1.4, 0.4)
+        meter.note(catching_up(100), 1.9, 0.9)
+        # Nothing is known of these: how many tokens it computed, and whether it has caught up; or there were too few.
+        meter.note(catching_up(None), 9.0, 8.0)
+        meter.note(catching_up(100), 9.0, 8.0, num_drafted=1)
+        meter.note(catching_up(10), 2.0, 1.0)
+    costs = meter.take()
+    assert costs is not None
+    assert costs.draft_seconds == pytest.approx((0.05, 0.1))
+    assert costs.catch_up_seconds == pytest.approx(0.005)
 
 
 def test_a_drafter_that_seems_too_dear_is_tried_again() -> None:

@@ -48,7 +48,10 @@ class CostTable:
         return float(np.interp(num_rows, costs.num_tokens[: len(costs.draft_seconds)], costs.draft_seconds))
 
     def catch_up_seconds(self) -> float:
-        """Seconds in which the workers' drafter computes one more token of a text that it lacks."""
+        """Seconds in which the workers' drafter computes one more token of a text that it lacks. As long as that is not
+        measured, a token costs it as much less than the model as in a draft."""
+        if self.costs is not None and self.costs.catch_up_seconds:
+            return self.costs.catch_up_seconds
         first, *_, last = self._table(_LONG_STEP + 1)[1 : _LONG_STEP + 1]
         return float(last - first) / (_LONG_STEP - 1) * self.draft_seconds(1) / float(first)
 

@@ -64,9 +64,9 @@ class Drafting:
         self._recent_R = np.full(num_rows, -1, np.int64)
         # Tokens before this position of a row's text are known to the workers' drafter, if it drafts for the row.
         self._drafted_R = np.zeros(num_rows, np.int64)
-        # True once it has proposed something for a row, until the row gets ahead of it: it may take several steps to
-        # catch up.
-        self._has_caught_up_R = np.zeros(num_rows, np.bool_)
+        # True from when it is asked for drafts of a row of which it lacks tokens, until it proposes some: it may take
+        # several steps to catch up.
+        self._is_behind_R = np.zeros(num_rows, np.bool_)
         self._rests, self._backlog = False, Backlog()
 
     # --- Tokens
@@ -109,7 +109,7 @@ class Drafting:
         self.rates.begin(row)
         self._num_proposed_DR[:, row] = 0
         self._drafted_R[row] = 0
-        self._has_caught_up_R[row] = False
+        self._is_behind_R[row] = False
         if not most or not self._lookups:
             return
         if self._recent is not None:
@@ -205,7 +205,7 @@ class Drafting:
         self._proposed_DRK[self.workers, row, :count] = token_ids[:count]
         self._num_proposed_DR[self.workers, row] = count
         self._level_DR[self.workers, row] = 0
-        self._has_caught_up_R[row] = True
+        self._is_behind_R[row] = False
 
     def end_output(self, scope: Scope, token_ids: np.ndarray) -> None:
         """Takes the output (int32) of a sequence that has ended."""
@@ -293,20 +293,29 @@ class Drafting:
         if self._lookups:
             # The workers' drafter is the last one.
             wanted_L &= rates_L > self._rates(rows_L)[: self.workers].max(axis=0)
-        num_wanted = int(wanted_L.sum())
-        if num_wanted:
+        # Without the rows that do not repay it, the others may not be worth a draft either: a pass of the drafter costs
+        # nearly as much for fewer rows.
+        while num_wanted := int(np.count_nonzero(wanted_L)):
             values = np.multiply.accumulate(np.repeat(rates_L[wanted_L][:, None], self.num_drafts, axis=1), axis=1)
-            counts_L[wanted_L], saved = choose_depth(values.sum(axis=0), len(rows_L), num_wanted, self.costs)
-            if saved and coming_L is not None:
-                counts_L[~self._repays(rows_L, positions_L, coming_L, saved)] = 0
+            depth, saved = choose_depth(values.sum(axis=0), len(rows_L), num_wanted, self.costs)
+            if not depth:
+                break
+            if coming_L is not None:
+                wanted_L &= self._repays(rows_L, positions_L, coming_L, saved)
+            if np.count_nonzero(wanted_L) == num_wanted:
+                counts_L[wanted_L] = depth
+                break
         return np.minimum(counts_L, most_L)
 
-    def ask_for(self, rows_L: np.ndarray, positions_L: np.ndarray) -> bool:
-        """Notes that the workers' drafter is asked for drafts after these positions. Returns True if it must catch up
-        with one of the rows."""
-        self._has_caught_up_R[rows_L] &= self._num_lacking(rows_L, positions_L) == 0
+    def ask_for(self, rows_L: np.ndarray, positions_L: np.ndarray) -> int | None:
+        """Notes that the workers' drafter is asked for drafts after these positions. Returns how many tokens it lacks and
+        computes first; None: unknown."""
+        lacking_L, are_behind_L = self._num_lacking(rows_L, positions_L), self._is_behind_R[rows_L]
+        self._is_behind_R[rows_L] |= lacking_L > 0
         self._drafted_R[rows_L] = positions_L
-        return self.lengths is not None and not self._has_caught_up_R[rows_L].all()
+        if self.lengths is None:
+            return 0
+        return None if are_behind_L.any() else int(lacking_L.sum())
 
     # --- Snapshots
 

@@ -168,8 +168,8 @@ def test_a_drafter_that_catches_up_is_asked_once_the_output_is_worth_it(catches_
     assert (first > 6) == catches_up
     # Once it has begun, it is asked in every step.
     assert all(plan.wanted_drafts for plan in plans[first + 1 :])
-    behind = [index for index, plan in enumerate(plans) if plan.drafter_catches_up]
-    assert behind == (list(range(first, first + 3)) if catches_up else [])
+    behind = [plan.num_catching_up for plan in plans[first : first + 4]]
+    assert behind == ([19 + first - 5, None, None, 0] if catches_up else [0, 0, 0, 0])
 
 
 def test_a_drafter_that_catches_up_is_not_asked_where_little_is_saved() -> None:
