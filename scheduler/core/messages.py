@@ -241,8 +241,8 @@ class Plan:
     drafts: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     # (row that samples, number of drafts that the workers' drafter proposes after its tokens).
     wanted_drafts: list[tuple[int, int]] = field(default_factory=list)
-    # The number of tokens of these rows that the drafter lacks and computes first; None: not known, because a row got no
-    # drafts when it was last asked for some. Not sent: the workers know.
+    # The number of tokens of these rows that the drafter lacks and computes first; None: not known, because a row got
+    # no drafts when it was last asked for some. Not sent: the workers know.
     num_catching_up: int | None = 0
     # Numbers of items, in this order: those whose embeddings leave the workers' cache; those whose input is not needed
     # any more; those that are encoded before anything is computed.

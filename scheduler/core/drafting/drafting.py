@@ -308,8 +308,8 @@ class Drafting:
         return np.minimum(counts_L, most_L)
 
     def ask_for(self, rows_L: np.ndarray, positions_L: np.ndarray) -> int | None:
-        """Notes that the workers' drafter is asked for drafts after these positions. Returns how many tokens it lacks and
-        computes first; None: unknown."""
+        """Notes that the workers' drafter is asked for drafts after these positions. Returns how many tokens it lacks
+        and computes first; None: unknown."""
         lacking_L, are_behind_L = self._num_lacking(rows_L, positions_L), self._is_behind_R[rows_L]
         self._is_behind_R[rows_L] |= lacking_L > 0
         self._drafted_R[rows_L] = positions_L
