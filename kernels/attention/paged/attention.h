@@ -3,7 +3,8 @@
 // A query's keys are reduced in chunks of 64 positions, and chunks in segments of 512; both are counted from the
 // sequence's start and always combined in order. A chunk of which a query sees nothing changes no bit of its result. So
 // the result depends only on the query and its context: not on the batch, the chunk of the prompt, the block size, the
-// number of threads or the width of the vectors.
+// number of threads or the width of the vectors. It makes no difference either whether a query computes a segment alone
+// or, in one tile, with those of other rows that have the same blocks there.
 #pragma once
 
 #include <algorithm>
@@ -74,11 +75,18 @@ protected:
           table_(step.block_tables + item.row * step.table_stride), kv_head_(kv_head),
           group_(step.heads / step.kv_heads), rows_(item.num_queries * group_),
           block_shift_(__builtin_ctz(step.block_size)) {
-        const int64_t queries = step.query_starts[item.row + 1] - step.query_starts[item.row];
-        first_token_ = step.query_starts[item.row] + item.first_query;
-        first_position_ = step.context_lens[item.row] - queries + item.first_query;
-        end_ = first_position_ + item.num_queries;
-        begin_ = step.first_key(first_position_);
+        if (item.partial == Item::kShared) {
+            sharers_ = reinterpret_cast<const Sharer*>(step.sharers) + item.first_query;
+            end_ = item.end_segment * kSegment;
+            first_position_ = end_ - 1;  // or later: all see the whole segment
+            begin_ = 0;
+        } else {
+            const int64_t queries = step.query_starts[item.row + 1] - step.query_starts[item.row];
+            first_token_ = step.query_starts[item.row] + item.first_query;
+            first_position_ = step.context_lens[item.row] - queries + item.first_query;
+            end_ = first_position_ + item.num_queries;
+            begin_ = step.first_key(first_position_);
+        }
         const int64_t size = step.head_size, room = (rows_ + 15) / 16 * 16;
         extra_ = static_cast<float*>(scratch(kSlotTile, (extra + room * (3 * size + kChunk + 5)) * 4 + 64));
         float* memory = extra_ + extra;
@@ -138,7 +146,8 @@ protected:
 
     // The offset of row r (one head of one query) in an array of `stride` floats a token.
     int64_t place(int64_t r, int64_t stride) const {
-        return (first_token_ + r / group_) * stride + (kv_head_ * group_ + r % group_) * step_.head_size;
+        const int64_t query = r / group_, token = sharers_ ? sharers_[query].token : first_token_ + query;
+        return token * stride + (kv_head_ * group_ + r % group_) * step_.head_size;
     }
 
     void load_queries(const float* q, int64_t stride) {
@@ -306,7 +315,8 @@ protected:
     const int32_t* table_;
     const int64_t kv_head_, group_, rows_;
     const int block_shift_;
-    int64_t first_token_, first_position_, begin_, end_;  // begin, end: positions that any query sees
+    const Sharer* sharers_ = nullptr;  // or the queries, instead of those from first_token_ on
+    int64_t first_token_ = 0, first_position_, begin_, end_;  // begin, end: positions that any query sees
     float* extra_;
     A* queries_;
     float* scores_;
@@ -326,34 +336,39 @@ void attention(const AttentionStep& step, const float* q, int64_t stride, const 
     const int64_t partial_size = group * (size + 2);
     auto* partials = static_cast<float*>(
         scratch(kSlotPartials, step.num_partials * step.kv_heads * partial_size * sizeof(float)));
-    // The sums of `queries` queries over a segment.
-    auto partial = [&](int64_t first, int64_t queries, int64_t head) {
-        float* start = partials + (first * step.kv_heads + head * queries) * partial_size;
-        return Running{start, start + queries * group, start + 2 * queries * group};
+    // The sums of a query's heads that read this KV head, over a segment.
+    auto partial = [&](int64_t index, int64_t head) {
+        float* start = partials + (index * step.kv_heads + head) * partial_size;
+        return Running{start, start + group, start + 2 * group};
     };
+    auto* sharers = reinterpret_cast<const Sharer*>(step.sharers);
     parallel(step.num_items * step.kv_heads, [&](int64_t task) {
         const Item& item = reinterpret_cast<const Item*>(step.items)[task / step.kv_heads];
         const int64_t head = task % step.kv_heads;
         Tile tile(step, cache, scores, item, head);
         const Running& result = tile.compute(q, stride, item.first_segment, item.end_segment);
-        if (item.partial < 0) return tile.write(out, width);
-        const Running kept = partial(item.partial, item.num_queries, head);
-        std::copy(result.maxima, result.maxima + tile.rows(), kept.maxima);
-        std::copy(result.sums, result.sums + tile.rows(), kept.sums);
-        std::copy(result.values, result.values + tile.rows() * size, kept.values);
+        if (item.partial == Item::kComplete) return tile.write(out, width);
+        for (int64_t i = 0; i < item.num_queries; i++) {
+            const bool is_shared = item.partial == Item::kShared;
+            const Running kept = partial(is_shared ? sharers[item.first_query + i].partial : item.partial + i, head);
+            std::copy_n(result.maxima + i * group, group, kept.maxima);
+            std::copy_n(result.sums + i * group, group, kept.sums);
+            std::copy_n(result.values + i * group * size, group * size, kept.values);
+        }
     });
     parallel(step.num_splits * step.kv_heads, [&](int64_t task) {
         const Split& split = reinterpret_cast<const Split*>(step.splits)[task / step.kv_heads];
-        const int64_t head = task % step.kv_heads, queries = split.num_queries;
-        Running whole = partial(split.first_partial, queries, head);
-        for (int64_t i = 1; i < split.num_segments; i++) {
-            whole.template fold<V>(partial(split.first_partial + i * queries, queries, head), queries * group, size);
-        }
-        const int64_t token = step.query_starts[split.row] + split.first_query;
-        for (int64_t r = 0; r < queries * group; r++) {
-            const int64_t query_head = head * group + r % group;
-            float* place = out + (token + r / group) * width + query_head * size;
-            Tile::normalized(whole, r, size, scores, query_head, place);
+        const int64_t head = task % step.kv_heads;
+        for (int64_t i = 0; i < split.num_queries; i++) {
+            Running whole = partial(split.first_partial + i, head);
+            for (int64_t s = 1; s < split.num_segments; s++) {
+                whole.template fold<V>(partial(split.first_partial + s * split.num_queries + i, head), group, size);
+            }
+            for (int64_t h = 0; h < group; h++) {
+                const int64_t query_head = head * group + h;
+                float* place = out + (split.token + i) * width + query_head * size;
+                Tile::normalized(whole, h, size, scores, query_head, place);
+            }
         }
     });
 }

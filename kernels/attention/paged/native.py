@@ -18,8 +18,8 @@ from kernels.native.library import NativeKernels
 SEGMENT = 512
 # Query heads of an item. 6 fill the registers; 4 times as many share a chunk of keys in L1.
 ROWS_PER_TILE = 24
-# The number of int32 in an item, and in a split.
-_ITEM, _SPLIT = 6, 5
+# The number of int32 in an item, a split and a sharer.
+_ITEM, _SPLIT, _SHARER = 6, 4, 2
 
 
 class AttentionStepStruct(ctypes.Structure):
@@ -31,6 +31,7 @@ class AttentionStepStruct(ctypes.Structure):
         ("block_tables", c_void_p),
         ("items", c_void_p),
         ("splits", c_void_p),
+        ("sharers", c_void_p),
         ("table_stride", c_int64),
         ("num_items", c_int64),
         ("num_splits", c_int64),
@@ -57,18 +58,23 @@ class NativeAttentionPlan:
         )  # fmt: skip
         # Keeps alive what the struct points to.
         self._step: StepRows | None = None
-        self._items, self._splits = np.empty(0, np.int32), np.empty(0, np.int32)
+        self._items, self._splits, self._sharers = (np.empty(0, np.int32) for _ in range(3))
 
     def reserve(self, *, num_queries: int, num_rows: int, context: int) -> None:
         """See `Planner.reserve`."""
-        # Memory that is never written costs nothing. For this bound on items see work.h.
-        num_items = num_queries + num_rows * (1 + context // SEGMENT)
+        # Memory that is never written costs nothing. For these bounds see work.h.
+        num_segments = context // SEGMENT
+        num_items = num_queries + num_rows * (1 + num_segments)
         if num_items * _ITEM > len(self._items):
             self._items = np.empty(num_items * _ITEM, np.int32)
             self._struct.items = self._items.ctypes.data
         if num_rows * _SPLIT > len(self._splits):
             self._splits = np.empty(num_rows * _SPLIT, np.int32)
             self._struct.splits = self._splits.ctypes.data
+        num_sharers = min(num_queries, num_rows * 2 * ROWS_PER_TILE) * num_segments
+        if num_sharers * _SHARER > len(self._sharers):
+            self._sharers = np.empty(num_sharers * _SHARER, np.int32)
+            self._struct.sharers = self._sharers.ctypes.data
 
     def update(self, step: StepRows) -> None:
         """Makes this the plan of `step`."""

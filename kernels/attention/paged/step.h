@@ -20,7 +20,8 @@ struct AttentionStep {
     const int32_t* context_lens;
     const int32_t* block_tables;
     int32_t* items;   // [num_items][6]: see Item
-    int32_t* splits;  // [num_splits][5]: see Split
+    int32_t* splits;  // [num_splits][4]: see Split
+    int32_t* sharers;  // [any][2]: see Sharer
     int64_t table_stride, num_items, num_splits, num_partials;  // a partial: the sums of a query over a segment
     int32_t heads, kv_heads, head_size;
     int32_t block_size;  // a power of 2 from 8 on
@@ -45,16 +46,25 @@ struct Scores {
     float unit() const { return soft_cap > 0 ? 2 * kLog2E / soft_cap : kLog2E; }
 };
 
-// A piece of work: some queries of one row, over some segments of its context.
+// A piece of work: some queries over some segments of a context.
 struct Item {
+    static constexpr int32_t kComplete = -1, kShared = -2;
+
     int32_t row, first_query, num_queries, first_segment, end_segment;
-    int32_t partial;  // -1: the result is complete and goes to the output
+    // The partial of its first query, which those of the others follow. kComplete: the results go to the output. kShared:
+    // the queries are step.sharers from first_query on. They are of several rows, which have the same blocks here, `row`
+    // among them, and see the whole segment.
+    int32_t partial;
 };
 
-// Queries of a row whose segments are computed separately, and the place of their results: `num_queries` partials for
-// each segment.
+// A query of a shared item.
+struct Sharer {
+    int32_t token, partial;
+};
+
+// Queries of a row whose segments are computed apart: tokens from `token` on. num_queries partials for each segment.
 struct Split {
-    int32_t row, first_query, num_queries, first_partial, num_segments;
+    int32_t token, num_queries, first_partial, num_segments;
 };
 
 // Maxima, sums and weighted values of some query heads, over the keys seen so far.

@@ -259,6 +259,41 @@ def test_a_query_has_the_same_bits_in_every_step(
         assert torch.equal(chunk.run(kind), whole[first:last]), (first, last)
 
 
+# For each row the queries, the context, and the first blocks of 16 positions that it has of an earlier row.
+SHARING = {
+    "a prefix": [(1, 1100, 0, 0), (1, 1041, 0, 64), (1, 1300, 0, 64), (1, 1025, 0, 64)],
+    "contexts that end with a segment": [(1, 512, 0, 0), (1, 512, 0, 32), (1, 513, 0, 32), (1, 1024, 0, 32)],
+    "prefixes of prefixes": [
+        *[(1, 1700, 0, 0), (1, 600, 0, 33), (1, 1600, 0, 96), (1, 700, 0, 0), (1, 40, 0, 2), (1, 1100, 3, 40)],
+        *[(1, 1600, 0, 64), (1, 1600, 6, 96)],
+    ],
+    "drafts and chunks": [
+        *[(1, 1100, 0, 0), (4, 1100, 0, 64), (3, 514, 0, 32), (3, 513, 0, 32), (60, 1100, 0, 64), (1, 1100, 0, 64)],
+        (30, 1090, 0, 64),
+    ],
+    "more rows than a tile": [(1, 600, 0, 0), *[(1, 520 + row, 0, 32) for row in range(18)]],
+}
+
+
+@pytest.mark.parametrize("kind", NATIVE_KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"window": 600}, {"soft_cap": 2.0, "has_sinks": True}])
+@pytest.mark.parametrize("rows", SHARING.values(), ids=SHARING)
+def test_rows_that_share_blocks_have_the_bits_that_they_have_alone(
+    rows: list[tuple[int, int, int, int]], options: dict[str, Any], dtype: torch.dtype, kind: str
+) -> None:
+    case = Case(*[row[:2] for row in rows], dtype=dtype, block_size=16, **options)
+    for row, (_, _, earlier, num_blocks) in enumerate(rows):
+        case.tables[row, :num_blocks] = case.tables[earlier, :num_blocks]
+    together = case.run(kind)
+    for row in range(len(rows)):
+        first, end = case.starts[row : row + 2]
+        alone = copy.copy(case)
+        alone.starts, alone.lens = np.array([0, end - first], np.int32), case.lens[row : row + 1]
+        alone.tables, alone.q = case.tables[row : row + 1], case.q[first:end]
+        assert torch.equal(alone.run(kind), together[first:end]), row
+
+
 @pytest.mark.parametrize(("window", "attention_chunk"), [(0, 0), (13, 0), (0, 21)])
 def test_prompts_longer_than_a_tile(monkeypatch: pytest.MonkeyPatch, window: int, attention_chunk: int) -> None:
     """Each tile's mask is a view of one vector; a tile boundary in the wrong place shows here."""
