@@ -43,7 +43,7 @@ public:
         }
     }
 
-    // How many of the first segments row r computes together with other rows.
+    // The number of segments, the first ones, that row r computes together with other rows.
     int64_t of(int64_t r) const { return of_row_[r]; }
 
     // Calls f(segment, rows, count) for the rows that compute a segment together.
@@ -73,9 +73,9 @@ private:
     const AttentionStep& step_;
     int32_t* order_;   // rows
     int32_t* shared_;  // by place in order_: segments that are equal to those of the row before
-    int32_t* of_row_;
+    int32_t* of_row_;  // by row: see of()
     int64_t count_ = 0;
-    int32_t most_ = 0;
+    int32_t most_ = 0;  // of of_row_
 };
 
 // With fewer tiles than this for each thread, contexts are split.
@@ -156,7 +156,9 @@ inline void plan_attention(AttentionStep& step, int64_t tokens, int64_t tile_row
                 sharers[num_sharers++] = {step.query_starts[*r] + q, static_cast<int32_t>(partial)};
             }
         }
-        const int64_t queries = num_sharers - before, items = (queries + most_sharers - 1) / most_sharers;
+        // There is room for an item a row.
+        const int64_t queries = num_sharers - before;
+        const int64_t items = std::min((queries + most_sharers - 1) / most_sharers, count);
         for (int64_t i = 0; i < items; i++) {
             const int64_t q = queries * i / items, height = queries * (i + 1) / items - q;
             add(kSegment, *together, before + q, height, segment, segment + 1, Item::kShared);
