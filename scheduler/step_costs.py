@@ -129,10 +129,9 @@ class StepCostMeter:
         drafts = {number: each.seconds for number, each in self._drafts.items() if each.seconds}
         choosing = self._choosing
         catch_up = self._catch_up.seconds
+        scalars = ((self._told_choosing, choosing), (self._told_catch_up, catch_up))
         has_changed = _has_changed(self._told, steps) or _has_changed(self._told_drafts, drafts)
-        has_changed = has_changed or abs(choosing - self._told_choosing) > _LEAST_CHANGE * choosing
-        has_changed = has_changed or abs(catch_up - self._told_catch_up) > _LEAST_CHANGE * catch_up
-        if not steps or not has_changed:
+        if not steps or not (has_changed or any(abs(new - told) > _LEAST_CHANGE * new for told, new in scalars)):
             return None
         self._told, self._told_drafts, self._told_choosing, self._told_catch_up = steps, drafts, choosing, catch_up
         numbers = sorted(steps)

@@ -151,7 +151,7 @@ def plans_of(driver: CoreDriver, num_steps: int, num_silent: int | None = None) 
 
 
 def wanted_of(driver: CoreDriver, num_steps: int) -> list[dict[int, int]]:
-    """What the workers' drafter is asked for, step by step."""
+    """For each step the rows that the workers' drafter is asked to draft for, and how many tokens."""
     return [dict(plan.wanted_drafts) for plan in plans_of(driver, num_steps)]
 
 
