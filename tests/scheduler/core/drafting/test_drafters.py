@@ -217,3 +217,14 @@ def test_the_workers_drafts_are_compared_like_others() -> None:
     # They hold for the next tokens only.
     extend(drafting, {0: [1]})
     assert proposed(drafting, 0)[:2] != [61, 62]
+
+
+def test_rows_are_not_asked_for_drafts_without_those_that_would_share_their_cost() -> None:
+    """One of two rows has a long text that the workers' drafter lacks; a draft costs as much for one row as for two."""
+    speculation = Speculation(num_speculative_tokens=4, workers_draft=True, workers_catch_up=True)
+    drafting = Drafting(make_settings(max_num_seqs=2, max_model_len=1000), speculation)
+    rows, most, coming = np.arange(2), np.array([4, 4]), np.array([50.0, 50.0])
+    for draft_seconds, position, expected in ((0.25, 5, [1, 1]), (0.25, 900, [0, 0]), (0.1, 900, [1, 0])):
+        costs = {"draft_seconds": (draft_seconds,) * 2, "catch_up_seconds": 1.0}
+        drafting.costs.set(StepCosts(num_tokens=(1, 16), seconds=(1.0, 1.0), **costs))  # type: ignore[arg-type]
+        assert drafting.choose_wanted(rows, most, np.array([5, position]), coming).tolist() == expected
