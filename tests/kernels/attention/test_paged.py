@@ -13,7 +13,7 @@ from kernels.attention.plan import StepRows
 from kernels.backend import Backend
 from kernels.kv_cache.layout import HeadShape
 from kernels.kv_cache.write import RopeCacheWrite
-from tests.support.kernels.kernel_paths import KINDS, NATIVE_KINDS, kernels_of, path_of
+from tests.support.kernels.kernel_paths import KINDS, NATIVE_KINDS, path_of
 
 BLOCK_SIZE = 8
 # Numbers of a head: a step of AMX tiles, and two vectors of 16.
@@ -50,9 +50,13 @@ class Case:
         case.tables = tables.reshape(len(self.tables), -1).astype(np.int32)
         return case
 
-    def run(self, kind: str = "torch") -> torch.Tensor:
+    def run(self, kind: str = "torch", threads: int | None = None) -> torch.Tensor:
+        """threads: of C++ kernels; None: as many as PyTorch's."""
         path = path_of(kind, self.cache.dtype)
         cache = self.cache if kind == "torch" else in_native_layout(self.cache, kind)
+        if path.native is not None:
+            # A backend has set them to PyTorch's before.
+            path.native.set_threads(threads or torch.get_num_threads())
         step = StepRows(
             query_starts=self.starts,
             context_lens=self.lens,
@@ -242,14 +246,12 @@ def test_a_query_has_the_same_bits_in_every_step(
     options: dict[str, Any], dtype: torch.dtype, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Alone or in a batch, as a decode or in a chunk of any length, with any tile height and number of threads."""
-    length, kernels = 800, kernels_of(kind)
+    length = 800
     make = partial(Case, dtype=dtype, block_size=16, **options)
     case = make((length, length), (1, 30))
     whole = case.run(kind)[:length]
     monkeypatch.setattr(native_module, "ROWS_PER_TILE", 7)
-    kernels.set_threads(1)
-    assert torch.equal(case.run(kind)[:length], whole)
-    kernels.set_threads(torch.get_num_threads())
+    assert torch.equal(case.run(kind, threads=1)[:length], whole)
     monkeypatch.undo()
     for first, last in ((0, 1), (62, 65), (511, 512), (512, 513), (500, 640), (799, 800), (3, 800), *DRAFTED):
         chunk = make((last - first, last), (1, 30))
@@ -271,6 +273,7 @@ SHARING = {
         *[(1, 1100, 0, 0), (4, 1100, 0, 64), (3, 514, 0, 32), (3, 513, 0, 32), (60, 1100, 0, 64), (1, 1100, 0, 64)],
         *[(30, 1090, 0, 64), (8, 1200, 0, 64), (8, 1200, 0, 64)],
     ],
+    "drafts in long contexts": [(8, 2200, 0, 0), (8, 2190, 0, 128)],
     "more rows than a tile": [(1, 600, 0, 0), *[(1, 520 + row, 0, 32) for row in range(18)]],
 }
 
@@ -285,11 +288,9 @@ def test_rows_that_share_blocks_have_the_bits_that_they_have_alone(
     case = Case(*[row[:2] for row in rows], dtype=dtype, block_size=16, **options)
     for row, (_, _, earlier, num_blocks) in enumerate(rows):
         case.tables[row, :num_blocks] = case.tables[earlier, :num_blocks]
-    together, kernels = case.run(kind), kernels_of(kind)
-    # So many threads have no more than a query of each item.
-    kernels.set_threads(16)
-    assert torch.equal(case.run(kind), together)
-    kernels.set_threads(torch.get_num_threads())
+    together = case.run(kind)
+    # For so many threads, each query would be an item, and there is no room for so many.
+    assert torch.equal(case.run(kind, threads=64), together)
     for row in range(len(rows)):
         first, end = case.starts[row : row + 2]
         alone = copy.copy(case)
