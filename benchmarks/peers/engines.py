@@ -54,8 +54,18 @@ class EngineSpec:
         return None if self.model is None or self.model.exists() else LLAMA_CPP_SCRIPT
 
 
+def _cpu_flags() -> frozenset[str]:
+    return frozenset(Path("/proc/cpuinfo").read_text().split())
+
+
 def has_bf16_instructions() -> bool:
-    return "avx512_bf16" in Path("/proc/cpuinfo").read_text().split()
+    return "avx512_bf16" in _cpu_flags()
+
+
+def llama_cpp_flags() -> tuple[str, ...]:
+    """Where the CPU has AMX, llama.cpp's kernels for it ended at their first instruction (SIGILL, release 0.3.36): it
+    leaves them out with the weights that it would reorder for them."""
+    return ("--no-repack",) if "amx_int8" in _cpu_flags() else ()
 
 
 def vllm_environment(threads: int) -> dict[str, str]:
@@ -122,7 +132,7 @@ def _vllm(form: str, threads: int) -> EngineSpec:
 
 
 def _llama_cpp(form: str, threads: int) -> EngineSpec:
-    settings = {"threads": threads, "batch": 2048, "ubatch": 512}
+    settings = {"threads": threads, "batch": 2048, "ubatch": 512, "flags": llama_cpp_flags()}
     programs = peer_directory("llama_cpp") / "bin"
     return EngineSpec(
         engine="llama.cpp",

@@ -42,6 +42,8 @@ def prepare() -> None:
     peer_directory("models").mkdir(parents=True, exist_ok=True)
     original = model_path(ORIGINAL)
     if not original.exists():
+        # It may point into an environment that is gone.
+        original.unlink(missing_ok=True)
         original.symlink_to(source)
     program = peer_directory("llama_cpp") / "bin" / "llama-quantize"
     for form in QUANTIZED:

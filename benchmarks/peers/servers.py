@@ -14,6 +14,7 @@ from benchmarks.peers.engines import (
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
     has_bf16_instructions,
+    llama_cpp_flags,
     vllm_environment,
 )
 from benchmarks.peers.http_client import Api
@@ -95,6 +96,7 @@ def _llama_server(form: str, threads: int) -> ServerSpec:
         command=(
             *(str(program), "-m", str(model_path(form)), "-t", str(threads), "-tb", str(threads)),
             *("-np", str(MAX_NUM_SEQS), "-c", str(MAX_NUM_SEQS * _SLOT), "-b", "2048", "-ub", "512"),
+            *llama_cpp_flags(),
         ),
         api=Api(path="/completion", body=_llama_body, tokens_after=_llama_tokens),
         program=program,

@@ -1,6 +1,6 @@
 """Runs llama.cpp as built by install_llama_cpp.sh, with any Python (see engine_protocol.py).
 
-    python llama_cpp_engine.py PROGRAMS_DIRECTORY MODEL.gguf '{"threads": 2, "batch": 2048, "ubatch": 512}'
+    python llama_cpp_engine.py PROGRAMS_DIRECTORY MODEL.gguf '{"threads": 2, "batch": 2048, "ubatch": 512, "flags": []}'
 
 Requests that share nothing are measured by llama-batched-bench, a process each, which times itself. It draws random
 prompts, and feeds back random tokens where a server would choose the likeliest, so this choice costs it nothing. It
@@ -28,10 +28,10 @@ CELLS = 256
 
 
 class LlamaCpp:
-    def __init__(self, programs: Path, model: str, settings: Mapping[str, int]) -> None:
+    def __init__(self, programs: Path, model: str, settings: Mapping[str, Any]) -> None:
         self._programs, self._model = programs, model
         threads, batch, ubatch = (str(settings[name]) for name in ("threads", "batch", "ubatch"))
-        self._flags = ["-t", threads, "-tb", threads, "-b", batch, "-ub", ubatch]
+        self._flags = ["-t", threads, "-tb", threads, "-b", batch, "-ub", ubatch, *settings["flags"]]
 
     def run(self, work: Work) -> Outcome:
         return self._through_server(work) if work.shared else self._batched_bench(work)

@@ -98,6 +98,7 @@ inline void multiply_bytes(int sums, int a, int b) {
 #undef _tile_release
 #undef _tile_zero
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_dpbf16ps
 #undef _tile_dpbsud
@@ -105,6 +106,7 @@ inline void multiply_bytes(int sums, int a, int b) {
 #define _tile_release emulated::release
 #define _tile_zero emulated::zero
 #define _tile_loadd emulated::load
+#define _tile_stream_loadd emulated::load
 #define _tile_stored emulated::store
 #define _tile_dpbf16ps emulated::multiply
 #define _tile_dpbsud emulated::multiply_bytes
