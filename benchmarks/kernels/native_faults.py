@@ -24,11 +24,48 @@ from kernels.native.build import path_of_this_cpu
 from tests.support.kernels.faults import Fault
 from tests.support.repository import ROOT
 
-_LINEAR, _ATTENTION = "tests/kernels/linear/test_quantized.py", "tests/kernels/attention/test_paged.py"
+_FLOATS, _LINEAR = "tests/kernels/linear/test_linear.py", "tests/kernels/linear/test_quantized.py"
+_ATTENTION = "tests/kernels/attention/test_paged.py"
 _WRITE = "tests/kernels/kv_cache/test_write.py"
 _tiles = partial(Fault, path="kernels/linear/dots/tile_dots.h", test=_LINEAR)
 _attention = partial(Fault, path="kernels/attention/paged/amx_attention.h", test=_ATTENTION)
+_floats = partial(Fault, path="kernels/linear/dots/tiles.h", test=_FLOATS)
 FAULTS = (
+    _floats(
+        name="sums of a panel's first part are forgotten",
+        old="part ? unfinished[n] : nullptr",
+        new="nullptr",
+    ),
+    _floats(
+        name="rows go out from the sums that are being written",
+        old="sums_[free_ ^ 1][next_]",
+        new="sums_[free_][next_]",
+    ),
+    _floats(
+        name="rows that are late belong to the next panel",
+        old="top_ + next_, p_);",
+        new="top_ + next_, p_ + 1);",
+    ),
+    _floats(
+        name="the last rows do not go out",
+        old="        late.pass_some(kRows);\n    }\n",
+        new="    }\n",
+    ),
+    _floats(
+        name="the gate and the rest change places",
+        old="silu_for_bf16(gate) * up",
+        new="silu_for_bf16(up) * gate",
+    ),
+    _floats(
+        name="a width that tiles do not divide passes as tiles",
+        old="rows > kRows && width % TileRows::kInputs == 0",
+        new="rows > kRows",
+    ),
+    _floats(
+        name="the lower rows' tiles are those of the upper rows",
+        old="const bf16* lower = a + a_steps * TileRows::kSize;",
+        new="const bf16* lower = a;",
+    ),
     _tiles(
         name="each block multiplies the phase's first inputs",
         old="(place + i * kRows) * kBlock",

@@ -119,10 +119,14 @@ class PackedLinear:
         self, last: "PackedLinear", x: Stream, between: Callable[[], torch.Tensor], *, into: Stream
     ) -> None:
         """Adds last(self(x)) to the stream `into`, in place. For a gated layer with a norm. x: the residual stream,
-        which may be `into` itself. between: returns memory for self(x); not called between FP8 layers, where self(x)
-        is quantized at once."""
+        which may be `into` itself. between: returns memory for self(x), whatever is left in it; not called between FP8
+        layers, where self(x) is quantized at once."""
         if self._is_fp8 and last._is_fp8:
             last._linear.add_to_(into, self._linear.gated_for(last._linear, x))
+        elif isinstance(self._linear, NativeLinear):
+            assert isinstance(x, torch.Tensor)
+            assert isinstance(into, torch.Tensor)
+            self._linear.add_through_(last._linear, x, between(), into)
         else:
             last.add_to_(into, self(x, out=between()))
 

@@ -27,7 +27,8 @@ def check(kernels: NativeKernels) -> None:
 
 def _check_floats(kernels: NativeKernels, dtype: torch.dtype, generator: torch.Generator, tolerance: float) -> None:
     num_inputs, num_gates = 70, 45
-    x = torch.randn(19, num_inputs, generator=generator)
+    # More rows than AMX multiplies at once.
+    x = torch.randn(37, num_inputs, generator=generator)
     weight = (torch.randn(2 * num_gates, num_inputs, generator=generator) * num_inputs**-0.5).to(dtype)
     bias, norm = torch.randn(2 * num_gates, generator=generator), torch.randn(num_inputs, generator=generator)
     gate_up = linear(rms_norm(x, norm, _EPS), weight, bias)
@@ -39,7 +40,7 @@ def _check_floats(kernels: NativeKernels, dtype: torch.dtype, generator: torch.G
     for activation, expected in expected_of.items():
         got = NativeLinear(weight, bias, norm, _EPS, gated=True, activation=activation, kernels=kernels)(x)
         compare(kernels, f"linear of {dtype}, gated by {activation}", got, expected, tolerance)
-    added = torch.randn(19, 2 * num_gates, generator=generator)
+    added = torch.randn(len(x), 2 * num_gates, generator=generator)
     expected = added + linear(x, weight, None)
     plain = NativeLinear(weight, None, None, 0.0, gated=False, kernels=kernels)
     plain.add_to_(added, x)

@@ -43,6 +43,15 @@ class WeightKind(IntEnum):
     INT4_ZEROS = 5
 
 
+class Epilogue(IntEnum):
+    """`Epilogue` of outputs.h."""
+
+    STORE = 0
+    ADD = 1
+    STORE_FOR_NEXT = 2
+    ADD_FROM_LAST = 3
+
+
 # `Activation` of panels.h.
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
 
@@ -113,11 +122,19 @@ class NativeLinear:
         shape = x_TI.shape[0], self.num_outputs
         y_TO = torch.empty(shape) if out is None else out
         assert y_TO.shape == shape
-        self._run(x_TI, y_TO, add=False)
+        self._run(x_TI, y_TO, Epilogue.STORE)
         return y_TO
 
     def add_to_(self, y_TO: torch.Tensor, x_TI: torch.Tensor) -> None:
-        self._run(x_TI, y_TO, add=True)
+        self._run(x_TI, y_TO, Epilogue.ADD)
+
+    def add_through_(self, last: "NativeLinear", x_TI: torch.Tensor, between: torch.Tensor, into: torch.Tensor) -> None:
+        """Like PackedLinear's. between: memory for what passes between the layers, in a form of the path's."""
+        assert between.shape == (x_TI.shape[0], self.num_outputs)
+        are_halves = self._struct.weights == last._struct.weights == WeightKind.BFLOAT16
+        is_pair = are_halves and self._struct.gated and last._norm_I is None
+        self._run(x_TI, between, Epilogue.STORE_FOR_NEXT if is_pair else Epilogue.STORE)
+        last._run(between, into, Epilogue.ADD_FROM_LAST if is_pair else Epilogue.ADD)
 
     def argmax(
         self, x_TI: torch.Tensor, out: tuple[torch.Tensor, torch.Tensor] | None
@@ -145,14 +162,14 @@ class NativeLinear:
         )
         return ids_T, values_T
 
-    def _run(self, x_TI: torch.Tensor, y_TO: torch.Tensor, *, add: bool) -> None:
-        assert not (add and self._struct.soft_cap)
+    def _run(self, x_TI: torch.Tensor, y_TO: torch.Tensor, epilogue: Epilogue) -> None:
+        assert epilogue is Epilogue.STORE or not self._struct.soft_cap
         assert x_TI.dtype is y_TO.dtype is torch.float32
         assert x_TI.is_contiguous()
         assert y_TO.is_contiguous()
         num_rows = x_TI.shape[0]
         if num_rows:
-            self._kernels.linear(self._address, x_TI.data_ptr(), num_rows, y_TO.data_ptr(), add)
+            self._kernels.linear(self._address, x_TI.data_ptr(), num_rows, y_TO.data_ptr(), epilogue)
 
 
 def _parts_of_all(weight: Weight | Sequence[Weight]) -> tuple[WeightKind, list[list[torch.Tensor]]]:

@@ -13,7 +13,10 @@
 
 namespace octavo {
 
-enum Epilogue : int32_t { kStore, kAdd };
+// What octavo_linear does with its outputs. kStoreForNext and kAddFromLast are a pair: the second layer's inputs are the
+// first one's outputs, in the form in which the second multiplies them, if their kind has one for so many rows; else they
+// are kStore and kAdd. The same numbers as in kernels/linear/native.py.
+enum Epilogue : int32_t { kStore, kAdd, kStoreForNext, kAddFromLast };
 
 // Returns columns i to i + 7 of panel p's sums, with the bias.
 template <class V>
@@ -45,12 +48,18 @@ __attribute__((noinline)) inline void soft_cap(float* values, int64_t count, flo
     std::copy(rest, rest + count - i, values + i);
 }
 
+// Adds the bias to half `half` of panel p's sums.
+template <class V>
+V with_bias(const Linear& linear, V sums, int half, int64_t p) {
+    return linear.bias ? sums + V::load(linear.bias + p * kPanel<V> + half * V::W) : sums;
+}
+
 // Stores the sums in y[rows, outputs], or adds them to it.
 template <class V>
 struct StoreOutput {
     const Linear& linear;
     float* y;
-    Epilogue epilogue;
+    bool adds;
 
     // Into L1: rows are far apart, so that the outputs of a panel miss the caches when there are many rows.
     void prefetch(int64_t r, int64_t p) const {
@@ -60,20 +69,14 @@ struct StoreOutput {
     }
 
     void panel(const V (&acc)[2], int64_t r, int64_t p) const {
-        const V first = with_bias(acc[0], 0, p), second = with_bias(acc[1], 1, p);
-        if (!linear.gated) {
-            put(first, r, p * kPanel<V>);
-            put(second, r, p * kPanel<V> + V::W);
-        } else {
+        const V first = with_bias(linear, acc[0], 0, p), second = with_bias(linear, acc[1], 1, p);
+        if (linear.gated) {
             const bool is_silu = linear.activation == kSilu;
             put(is_silu ? silu(first) * second : gated_otherwise<V>(linear.activation, first, second), r, p * V::W);
+        } else {
+            put(first, r, p * kPanel<V>);
+            put(second, r, p * kPanel<V> + V::W);
         }
-    }
-
-   private:
-    // Adds the bias of half `half` of panel p.
-    V with_bias(V sums, int half, int64_t p) const {
-        return linear.bias ? sums + V::load(linear.bias + p * kPanel<V> + half * V::W) : sums;
     }
 
     // Stores or adds columns c to c + V::W - 1 of row r.
@@ -81,12 +84,12 @@ struct StoreOutput {
         const int64_t rest = linear.outputs - c;
         float* place = y + r * linear.outputs + c;
         if (rest >= V::W) {
-            (epilogue == kAdd ? V::load(place) + value : value).store(place);
+            (adds ? V::load(place) + value : value).store(place);
             return;
         }
         float values[V::W];
         value.store(values);
-        for (int64_t i = 0; i < rest; i++) place[i] = epilogue == kAdd ? place[i] + values[i] : values[i];
+        for (int64_t i = 0; i < rest; i++) place[i] = adds ? place[i] + values[i] : values[i];
     }
 };
 

@@ -200,7 +200,7 @@ class NativeKernels:
             raise OSError(error, os.strerror(error))
 
     def linear(self, linear: int, x: int, rows: int, y: int, epilogue: int) -> None:
-        """Computes y [rows, outputs] from x. epilogue: 1 adds to y, 0 overwrites it."""
+        """Computes y [rows, outputs] from x. epilogue: `Epilogue` of kernels/linear/outputs.h."""
         self._call(
             self._linear, (linear, x, rows, y, epilogue),
             op=Op.LINEAR, variant=epilogue, operation=linear, input=x, output=y,

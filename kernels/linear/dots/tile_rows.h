@@ -34,20 +34,24 @@ struct TileRows {
     }
 
     // The first tile of the row tile with row r.
-    const bf16* row_tile(int64_t r) const { return tiles + r / kRows * steps * kSize; }
+    bf16* row_tile(int64_t r) const { return tiles + r / kRows * steps * kSize; }
+
+    // Input i of row r.
+    bf16* place(int64_t r, int64_t i) const {
+        return row_tile(r) + i / kInputs * kSize + r % kRows * kInputs + i % kInputs;
+    }
 
    private:
     void round(const Linear& linear, const float* x, int64_t r) const {
         const float* weight = linear.norm;
         const int64_t inputs = linear.inputs;
         const V16 scale = V16::all(weight ? inverse_rms(x, inputs, linear.eps) : 1.0f);
-        bf16* place = tiles + r / kRows * steps * kSize + r % kRows * kInputs;
         for (int64_t i = 0; i < steps * kInputs; i += 16) {
             const int64_t count = std::clamp<int64_t>(inputs - i, 0, 16);
             const __mmask16 some = static_cast<__mmask16>((1u << count) - 1);
             V16 value = {_mm512_maskz_loadu_ps(some, x + i)};
             if (weight) value = value * scale * V16{_mm512_maskz_loadu_ps(some, weight + i)};
-            store_as_bf16(value, place + i / kInputs * kSize + i % kInputs);
+            store_as_bf16(value, place(r, i));
         }
     }
 };

@@ -12,6 +12,18 @@
 
 namespace octavo {
 
+// Rounds the outputs of a gated layer to the tiles that the next one multiplies.
+struct TilesOutput {
+    TileRows next;
+
+    void prefetch(int64_t r, int64_t p) const {
+        _mm_prefetch(reinterpret_cast<const char*>(next.place(r, p * V16::W)), _MM_HINT_T0);
+    }
+
+    // Stores columns c to c + 15 of row r.
+    void put(V16 value, int64_t r, int64_t c) const { store_as_bf16(value, next.place(r, c)); }
+};
+
 // A panel is [pair of inputs][column][2], like those of FloatLinear, with zeros up to a multiple of 32 inputs. 16 pairs
 // of 16 columns are a tile, whose rows are a panel's width apart.
 struct TileLinear {
@@ -30,7 +42,35 @@ struct TileLinear {
     // Passes the sums of all panels for x[rows, inputs] to `output`.
     template <class Output>
     static void forward(const Linear& linear, const float* x, int64_t rows, const Output& output) {
-        const TileRows inputs = TileRows::of(linear, x, rows);
+        multiply_all(linear, TileRows::of(linear, x, rows), rows, output);
+    }
+
+    // True if so many rows can pass from a gated layer to the next as tiles, in memory for their floats. width: outputs
+    // of the first.
+    static bool can_pass(int64_t rows, int64_t width) { return rows > kRows && width % TileRows::kInputs == 0; }
+
+    static void store_for_next(const Linear& linear, const float* x, int64_t rows, float* y) {
+        multiply_all(linear, TileRows::of(linear, x, rows), rows, TilesOutput{passed(y, linear.outputs)});
+    }
+
+    // x: from store_for_next.
+    static void add_from_last(const Linear& linear, float* x, int64_t rows, float* y) {
+        multiply_all(linear, passed(x, linear.inputs), rows, StoreOutput<V>{linear, y, true});
+    }
+
+   private:
+    static constexpr int64_t kRows = 2 * TileRows::kRows;  // of the 2 x 2 tiles that share factors
+    // Steps of a part of a panel, at most: 32 KiB of an L1 of 48.
+    static constexpr int64_t kPart = 16;
+
+    using Sums = float[kRows][kColumns];
+
+    static TileRows passed(float* memory, int64_t width) {
+        return {TileRows::num_steps(width), reinterpret_cast<bf16*>(memory)};
+    }
+
+    template <class Output>
+    static void multiply_all(const Linear& linear, const TileRows& inputs, int64_t rows, const Output& output) {
         // The rows of a block stay in half of a 2 MiB L2 over all panels.
         const int64_t fitting = std::max<int64_t>(1, (1 << 20) / (inputs.steps * 2 * TileRows::kSize * 2)) * kRows;
         const int64_t blocks = (rows + fitting - 1) / fitting, pairs = (rows + kRows - 1) / kRows;
@@ -50,21 +90,27 @@ struct TileLinear {
         });
     }
 
-   private:
-    static constexpr int64_t kRows = 2 * TileRows::kRows;  // of the 2 x 2 tiles that share factors
-    // Steps of a part of a panel, at most: 32 KiB of an L1 of 48.
-    static constexpr int64_t kPart = 16;
-
-    using Sums = float[kRows][kColumns];
-
     static const bf16* panel(const Linear& linear, int64_t p) {
         return static_cast<const bf16*>(linear.panels) + p * panel_size(linear);
     }
 
-    // Passes a row's sums to the output.
+    // Passes a row's sums to the output. What a gated layer returns is rounded to bf16 next, so it needs no exact silu.
     template <class Output>
-    static void pass(const Output& output, const float (&sums)[kColumns], int64_t r, int64_t p) {
-        output.panel({V::load(sums), V::load(sums + V::W)}, r, p);
+    static void pass(const Linear& linear, const Output& output, const float (&sums)[kColumns], int64_t r, int64_t p) {
+        const V acc[2] = {V::load(sums), V::load(sums + V::W)};
+        if constexpr (std::is_same_v<Output, ArgmaxOutput<V>>) {
+            output.panel(acc, r, p);
+        } else if (linear.gated) {
+            output.put(gated_outputs(linear, acc, p), r, p * V::W);
+        } else if constexpr (!std::is_same_v<Output, TilesOutput>) {
+            output.panel(acc, r, p);
+        }
+    }
+
+    static V gated_outputs(const Linear& linear, const V (&acc)[2], int64_t p) {
+        const V gate = with_bias(linear, acc[0], 0, p), up = with_bias(linear, acc[1], 1, p);
+        const bool is_silu = linear.activation == kSilu;
+        return is_silu ? silu_for_bf16(gate) * up : gated_otherwise<V>(linear.activation, gate, up);
     }
 
     // Computes rows [first, last), 32 at most, times panels [begin, end). Each is read once, and the CPU's own
@@ -76,7 +122,7 @@ struct TileLinear {
         for (int64_t p = begin; p < end; p++) {
             multiply<false>(last - first > TileRows::kRows, inputs.row_tile(first), inputs.steps, panel(linear, p),
                             inputs.steps, nullptr, sums, [](int64_t) {});
-            for (int64_t r = first; r < last; r++) pass(output, sums[r - first], r, p);
+            for (int64_t r = first; r < last; r++) pass(linear, output, sums[r - first], r, p);
         }
     }
 
@@ -87,7 +133,7 @@ struct TileLinear {
     template <class Output>
     class Late {
     public:
-        explicit Late(const Output& output) : output_(output) {}
+        Late(const Linear& linear, const Output& output) : linear_(linear), output_(output) {}
 
         // Where the next sums belong.
         Sums& free() { return sums_[free_]; }
@@ -100,11 +146,12 @@ struct TileLinear {
 
         void pass_some(int64_t count) {
             for (const int64_t stop = std::min(end_, next_ + count); next_ < stop; next_++) {
-                pass(output_, sums_[free_ ^ 1][next_], top_ + next_, p_);
+                pass(linear_, output_, sums_[free_ ^ 1][next_], top_ + next_, p_);
             }
         }
 
     private:
+        const Linear& linear_;
         const Output& output_;
         int64_t next_ = 0, end_ = 0, top_ = 0, p_ = 0;
         int free_ = 0;
@@ -121,7 +168,7 @@ struct TileLinear {
         const int64_t rows_a_step = (kRows + steps / parts - 1) / (steps / parts);
         const int64_t bytes_a_step = kStep * sizeof(bf16) / count;
         Sums* unfinished = parts == 1 ? nullptr : static_cast<Sums*>(scratch(kSlotTile, count * sizeof(Sums)));
-        Late<Output> late(output);
+        Late<Output> late(linear, output);
         for (int64_t p = begin; p < end; p++) {
             const bf16* weights = panel(linear, p);
             const char* ahead = reinterpret_cast<const char*>(weights + panel_size(linear));

@@ -66,8 +66,33 @@ void forward(const Linear& linear, const float* x, int64_t rows, Rest... rest) {
     });
 }
 
-OCTAVO_EXPORT void octavo_linear(const Linear* linear, const float* x, int64_t rows, float* y, int32_t epilogue) {
-    forward<StoreOutput>(*linear, x, rows, y, static_cast<Epilogue>(epilogue));
+// True if linears of this kind can take their inputs from the last layer in their own form.
+template <class Kind, class = void>
+constexpr bool kPasses = false;
+template <class Kind>
+constexpr bool kPasses<Kind, std::void_t<decltype(&Kind::can_pass)>> = true;
+
+// Computes one layer of a pair: see Epilogue. Returns false if it is to be computed like any other. Kind: linears of bf16.
+template <class Kind>
+bool forward_in_pair(const Linear& linear, float* x, int64_t rows, float* y, Epilogue epilogue) {
+    if constexpr (kPasses<Kind>) {
+        const bool is_first = epilogue == kStoreForNext;
+        if ((is_first || epilogue == kAddFromLast) && linear.weights == kBfloat16 &&
+            Kind::can_pass(rows, is_first ? linear.outputs : linear.inputs)) {
+            if (is_first) {
+                Kind::store_for_next(linear, x, rows, y);
+            } else {
+                Kind::add_from_last(linear, x, rows, y);
+            }
+            return true;
+        }
+    }
+    return false;
+}
+
+OCTAVO_EXPORT void octavo_linear(const Linear* linear, float* x, int64_t rows, float* y, int32_t epilogue) {
+    if (forward_in_pair<HalfLinear>(*linear, x, rows, y, static_cast<Epilogue>(epilogue))) return;
+    forward<StoreOutput>(*linear, x, rows, y, epilogue == kAdd || epilogue == kAddFromLast);
     if (linear->soft_cap > 0) {
         parallel(rows, [&](int64_t r) { soft_cap(y + r * linear->outputs, linear->outputs, linear->soft_cap); });
     }

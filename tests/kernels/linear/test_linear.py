@@ -1,3 +1,5 @@
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -77,6 +79,23 @@ def test_fixed_point_keeps_every_bit_of_a_bfloat16_near_the_largest(num_rows: in
     exact = exponents <= 5
     torch.testing.assert_close(columns[:, exact], weight_OI.float()[:, exact], rtol=1e-6, atol=0)
     torch.testing.assert_close(columns, weight_OI.float(), rtol=1e-6, atol=2.0**-6 * 1.001)
+
+
+@pytest.mark.parametrize("kind", NATIVE_KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_gates", [64, 45])
+def test_a_pair_of_layers_has_the_bits_of_both(kind: str, dtype: torch.dtype, num_gates: int) -> None:
+    """What passes between them may have another form than floats, by path, rows and width."""
+    torch.manual_seed(0)
+    path, bias = path_of(kind, dtype), torch.randn(2 * num_gates).to(dtype)
+    first = PackedLinear(_weight(2 * num_gates, 70, dtype), bias, path, norm_I=torch.randn(70), eps=1e-2, gated=True)
+    last = PackedLinear(_weight(50, num_gates, dtype), torch.randn(50).to(dtype), path)
+    x, residual = torch.randn(200, 70), torch.randn(200, 50)
+    for rows in (1, 16, 31, 32, 33, 48, 97, 200):
+        expected, into = residual[:rows].clone(), residual[:rows].clone()
+        last.add_to_(expected, first(x[:rows]))
+        first.add_through_(last, x[:rows], partial(torch.full, (rows, num_gates), torch.nan), into=into)
+        assert torch.equal(into, expected), rows
 
 
 @pytest.mark.parametrize("kind", NATIVE_KINDS)
