@@ -63,8 +63,8 @@ def has_bf16_instructions() -> bool:
 
 
 def llama_cpp_flags() -> tuple[str, ...]:
-    """Where the CPU has AMX, llama.cpp's kernels for it ended at their first instruction (SIGILL, release 0.3.36): it
-    leaves them out with the weights that it would reorder for them."""
+    """Turns llama.cpp's AMX kernels off where the CPU has AMX: those of release 0.3.36 ended with SIGILL. They need
+    reordered weights."""
     return ("--no-repack",) if "amx_int8" in _cpu_flags() else ()
 
 

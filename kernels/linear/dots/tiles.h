@@ -128,8 +128,8 @@ struct TileLinear {
 
     // Rows whose sums are complete, but have not all gone to the output.
     //
-    // What tiles store cannot be loaded at once, and outputs of many rows miss the caches. So rows go out while the
-    // next ones are multiplied, a few with each step.
+    // A load must wait until a tile's store is complete, and outputs of many rows miss the caches. So these rows are
+    // passed on while the next ones are multiplied, a few with each step.
     template <class Output>
     class Late {
     public:
@@ -196,7 +196,7 @@ struct TileLinear {
         late.pass_some(kRows);
     }
 
-    // Load the tile at a, of the upper or the lower 16 rows. kOnce: it is read once, and would push a panel out of L1.
+    // Load the tile at a, of the upper or the lower 16 rows; GCC needs a register's number as a literal. kOnce: it is read once, and would push a panel out of L1.
     template <bool kOnce>
     static void load_upper(const bf16* a) {
         if constexpr (kOnce) {

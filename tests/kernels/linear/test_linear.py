@@ -85,7 +85,7 @@ def test_fixed_point_keeps_every_bit_of_a_bfloat16_near_the_largest(num_rows: in
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_gates", [64, 45])
 def test_a_pair_of_layers_has_the_bits_of_both(kind: str, dtype: torch.dtype, num_gates: int) -> None:
-    """What passes between them may have another form than floats, by path, rows and width."""
+    """A path may pass other numbers than floats between the two, depending on rows and width."""
     torch.manual_seed(0)
     path, bias = path_of(kind, dtype), torch.randn(2 * num_gates).to(dtype)
     first = PackedLinear(_weight(2 * num_gates, 70, dtype), bias, path, norm_I=torch.randn(70), eps=1e-2, gated=True)
