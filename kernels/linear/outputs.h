@@ -15,8 +15,8 @@ namespace octavo {
 
 // What octavo_linear does with its outputs; the same numbers as in kernels/linear/native.py.
 //
-// kStoreForNext and kAddFromLast go together: one layer stores its outputs in the form that the next one multiplies. Where
-// their kind has no such form, or not for so few rows, they do what kStore and kAdd do.
+// kStoreForNext and kAddFromLast go together: one layer stores its outputs in the form that the next one multiplies.
+// Where their kind has no such form, or not for so few rows, they do what kStore and kAdd do.
 enum Epilogue : int32_t { kStore, kAdd, kStoreForNext, kAddFromLast };
 
 // Returns columns i to i + 7 of panel p's sums, with the bias.

@@ -158,13 +158,15 @@ struct TileLinear {
         alignas(64) Sums sums_[2];
     };
 
-    // Computes rows [first, last) times panels [begin, end), part by part of a panel: the part stays in L1 for all rows.
+    // Computes rows [first, last) times panels [begin, end), a part of a panel after the other, each for all rows: it
+    // stays in L1.
     template <class Output>
     static void many_rows(const Linear& linear, const TileRows& inputs, int64_t first, int64_t last, int64_t begin,
                           int64_t end, const Output& output) {
         const int64_t steps = inputs.steps, count = (last - first + kRows - 1) / kRows;
         const int64_t parts = (steps + kPart - 1) / kPart;
-        // With each step, some rows go out, and as many outputs of these rows are prefetched, and some of the next panel.
+        // With each step some late rows are passed on, and memory for as many outputs is prefetched, as is some of the
+        // next panel.
         const int64_t rows_a_step = (kRows + steps / parts - 1) / (steps / parts);
         const int64_t bytes_a_step = kStep * sizeof(bf16) / count;
         Sums* unfinished = parts == 1 ? nullptr : static_cast<Sums*>(scratch(kSlotTile, count * sizeof(Sums)));
@@ -196,7 +198,8 @@ struct TileLinear {
         late.pass_some(kRows);
     }
 
-    // Load the tile at a, of the upper or the lower 16 rows; GCC needs a register's number as a literal. kOnce: it is read once, and would push a panel out of L1.
+    // Load the tile at a, of the upper or the lower 16 rows; GCC needs a register's number as a literal. kOnce: it is
+    // read once, and would push a panel out of L1.
     template <bool kOnce>
     static void load_upper(const bf16* a) {
         if constexpr (kOnce) {
