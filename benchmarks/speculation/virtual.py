@@ -87,7 +87,7 @@ class VirtualEngine:
             turn.num_steps += 1
             _, result = self._rows.apply(plan)
             num_tokens += len(result.token_ids)
-            turn.num_drafts += sum(len(proposed) for _, proposed in plan.drafts)
+            turn.num_drafts += len(plan.draft_token_ids)
             turn.num_accepted += len(result.token_ids) - len(result.sequences)
             for end in self._core.apply(result, self._now).ends:
                 assert not end.message, end.message
@@ -119,7 +119,7 @@ class VirtualEngine:
         scheduling = self._resting if rests else self._drafting
         self._now += seconds + scheduling
         self._meter.note(plan, seconds)
-        self._meter.note_scheduling(scheduling, has_drafts=bool(plan.drafts))
+        self._meter.note_scheduling(scheduling, has_drafts=bool(plan.num_drafts))
         if self._has_drafters and self._meter.may_have_news and (costs := self._meter.take()):
             self._core.set_costs(costs)
         return rests

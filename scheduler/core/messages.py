@@ -7,6 +7,7 @@ Longer than 400 lines because the messages of the core, with their invariants, a
 
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import islice
 
 import numpy as np
 
@@ -237,8 +238,9 @@ class Plan:
     decode_rows: np.ndarray
     # (row, tokens computed in this step), in batch order, after the decodes: prefills, and rows with drafts.
     chunks: list[tuple[int, int]] = field(default_factory=list)
-    # (row, draft tokens): the last of that row's tokens in `chunks`, in the order of the chunks.
-    drafts: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
+    # Of chunks[i], the last num_drafts[i] tokens are drafts, whose ids follow in draft_token_ids. Empty: none has any.
+    num_drafts: list[int] = field(default_factory=list)
+    draft_token_ids: list[int] = field(default_factory=list)
     # (row that samples, number of drafts that the workers' drafter proposes after its tokens).
     wanted_drafts: list[tuple[int, int]] = field(default_factory=list)
     # The number of tokens of these rows that the drafter lacks and computes first; None: not known, because a row got
@@ -257,6 +259,22 @@ class Plan:
     @property
     def num_tokens(self) -> int:
         return len(self.decode_rows) + sum(count for _, count in self.chunks)
+
+    @property
+    def num_rows_with_drafts(self) -> int:
+        return len(self.num_drafts) - self.num_drafts.count(0)
+
+    @property
+    def drafts(self) -> list[tuple[int, tuple[int, ...]]]:
+        """(row, draft tokens) of the rows that have drafts, in the order of the chunks."""
+        if not self.num_drafts:
+            return []
+        token_ids = iter(self.draft_token_ids)
+        return [
+            (row, tuple(islice(token_ids, count)))
+            for (row, _), count in zip(self.chunks, self.num_drafts, strict=True)
+            if count
+        ]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -117,10 +117,14 @@ class Speculator:
         counts = self._cut_at_ends(token_ids, counts)
         self._cut_to_blocks(indices, counts, draft)
         chosen = counts > 0
-        if not np.count_nonzero(chosen):
+        num_chosen = np.count_nonzero(chosen)
+        if not num_chosen:
             return selection
-        self._advance(indices[chosen], counts[chosen], token_ids[chosen], draft)
         draft.num_expected_drafts = float(_expected(rates, counts).sum())
+        if num_chosen == len(indices):
+            self._advance(indices, counts, token_ids, draft)
+            return slice(0, 0)
+        self._advance(indices[chosen], counts[chosen], token_ids[chosen], draft)
         return indices[~chosen]
 
     def _cut_at_ends(self, token_ids: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -142,14 +146,11 @@ class Speculator:
         counts[beyond] = np.minimum(counts[beyond], np.maximum(rooms[beyond], 0))
         lacking[beyond] = 0
         growing = lacking.nonzero()[0]
-        numbers = lacking[growing]
         sequences = [decodes.sequences[index] for index in indices[growing].tolist()]
-        blocks = state.pool.take(int(numbers.sum()))
-        ends = numbers.cumsum()
-        parts = zip((ends - numbers).tolist(), ends.tolist(), strict=True)
-        draft.grow_more(zip(sequences, (blocks[start:end] for start, end in parts), strict=True))
-        decodes.grew(indices[growing], numbers)
-        for sequence, number in zip(sequences, numbers.tolist(), strict=True):
+        decodes.grew(indices[growing], lacking[growing])
+        numbers = lacking[growing].tolist()
+        draft.grow_more(sequences, numbers, state.pool.take(sum(numbers)))
+        for sequence, number in zip(sequences, numbers, strict=True):
             request = sequence.group.request
             if request.tenant:
                 state.waiting.shares.charge(request, number * block_size * OUTPUT_TOKEN_COST)

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
@@ -184,11 +183,9 @@ class StepCodec:
             wire.swap_out_host_blocks.extend([host for _, host in plan.swapped_out])
             wire.swap_in_host_blocks.extend([host for host, _ in plan.swapped_in])
             wire.swap_in_blocks.extend([block for _, block in plan.swapped_in])
-        if plan.drafts:
-            drafts = dict(plan.drafts)
-            # In the order of the chunks.
-            wire.num_drafts.extend([len(drafts.get(row, ())) for row, _ in plan.chunks])
-            wire.draft_token_ids.extend(chain.from_iterable(drafts.values()))
+        if plan.num_drafts:
+            wire.num_drafts.extend(plan.num_drafts)
+            wire.draft_token_ids.extend(plan.draft_token_ids)
         if plan.wanted_drafts:
             wire.drafting_rows.extend([row for row, _ in plan.wanted_drafts])
             wire.num_wanted_drafts.extend([count for _, count in plan.wanted_drafts])

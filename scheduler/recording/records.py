@@ -20,13 +20,13 @@ class RecordingError(ValueError):
 
 
 # To be raised with every change that an older or newer reader would misunderstand.
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 # Read as well: no request of format 2 has a rule about repetitions, none of format 3 a constraint, no core of format 4
 # has drafters, no request of format 5 has items, no core of format 6 has an inter_token_latency_target, none of format
 # 7 was told what choosing drafts takes, and none of format 8 what catching up costs a drafter.
-READABLE_VERSIONS = (2, 3, 4, 5, 6, 7, 8, FORMAT_VERSION)
+READABLE_VERSIONS = (2, 3, 4, 5, 6, 7, 8, 9, FORMAT_VERSION)
 # Drafters of earlier formats proposed and chose by other rules.
-FIRST_VERSION_WITH_TODAYS_DRAFTS = 9
+FIRST_VERSION_WITH_TODAYS_DRAFTS = 10
 
 # Far more than fit into any machine, but few enough to replay safely.
 _BlockCount = Annotated[int, msgspec.Meta(ge=0, le=1 << 26)]

@@ -112,21 +112,21 @@ def choose_counts(
     if not most or budget < 1:
         return np.zeros(len(rates_L), np.int64)
     # The value of each draft; those of one row fall. Rows before others where they are equal.
-    values_LK = rates_L[:, None].repeat(most, axis=1).cumprod(axis=1)
-    values_LK *= (np.arange(most) < most_L[:, None]) * _order_factors(len(rates_L))
-    sorted_values = values_LK.flatten()
+    values_KL = rates_L[None].repeat(most, axis=0).cumprod(axis=0)
+    values_KL *= (np.arange(most)[:, None] < most_L) * _order_factors(len(rates_L))
+    sorted_values = values_KL.flatten()
     sorted_values.sort()
     sorted_values = sorted_values[::-1][:budget]
     best = _best_count(trust * sorted_values, num_rows, num_tokens, costs)
     if not best:
         return np.zeros(len(rates_L), np.int64)
-    return (values_LK >= sorted_values[best - 1]).sum(axis=1)
+    return (values_KL >= sorted_values[best - 1]).sum(axis=0)
 
 
 @functools.lru_cache(maxsize=64)
 def _order_factors(num_rows: int) -> np.ndarray:
-    """float64 [num_rows, 1]: nearly 1 each, and falling."""
-    return (1.0 - 1e-9 * np.arange(num_rows))[:, None]
+    """float64 [num_rows]: nearly 1 each, and falling."""
+    return 1.0 - 1e-9 * np.arange(num_rows)
 
 
 def _best_count(values: np.ndarray, num_rows: int, num_tokens: int, costs: CostTable) -> int:
@@ -147,7 +147,7 @@ def _best_count(values: np.ndarray, num_rows: int, num_tokens: int, costs: CostT
 
 def choose_depth(values_K: np.ndarray, num_rows: int, num_drafting: int, costs: CostTable) -> tuple[int, float]:
     """The number of drafts that the workers' drafter should make for each of num_drafting of num_rows rows, and the
-    seconds that each of these rows then saves a token.
+    seconds that each of these rows then saves a token, beyond what may be an error of the estimates.
 
     values_K: what the i-th draft of all these rows adds to the expected tokens of a step.
     """
@@ -161,4 +161,4 @@ def choose_depth(values_K: np.ndarray, num_rows: int, num_drafting: int, costs: 
     if not best or gains[best] < LEAST_GAIN * gains[0]:
         return 0, 0.0
     # In the time of a step without drafts, all rows get a token.
-    return best, float(1 / gains[0] - 1 / gains[best]) * num_rows / num_drafting
+    return best, float(1 / gains[0] - LEAST_GAIN / gains[best]) * num_rows / num_drafting

@@ -6,7 +6,7 @@ A running sequence is in one of three lists: `decodes` (it decodes, one token in
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import merge
 from operator import attrgetter
@@ -170,14 +170,13 @@ class SpeculativeRows:
     counts: np.ndarray
     token_ids: np.ndarray
 
-    def drafts(self) -> list[tuple[int, tuple[int, ...]]]:
-        """`Plan.drafts` of these rows."""
-        return [
-            (row, tuple(token_ids[:count]))
-            for row, count, token_ids in zip(
-                self.rows.tolist(), self.counts.tolist(), self.token_ids.tolist(), strict=True
-            )
-        ]
+    def add_to(self, plan: Plan) -> None:
+        """Adds the chunks and drafts of these rows, behind the others."""
+        counts = self.counts.tolist()
+        plan.chunks += zip(self.rows.tolist(), (self.counts + 1).tolist(), strict=True)
+        plan.num_drafts += counts
+        are_drafts = np.arange(self.token_ids.shape[1]) < self.counts[:, None]
+        plan.draft_token_ids += self.token_ids[are_drafts].tolist()
 
 
 class InFlight:
@@ -277,16 +276,19 @@ class PlanDraft:
         sequence.block_ids += blocks
         self._grown.append((sequence, sequence.generation, blocks))
 
-    def grow_more(self, grown: Iterable[tuple[Sequence, list[int]]]) -> None:
-        """`grow` for sequences that may have got blocks in this plan already."""
-        places = {generation: index for index, (_, generation, _) in enumerate(self._grown)}
-        for sequence, blocks in grown:
-            index = places.get(sequence.generation)
+    def grow_more(self, sequences: list[Sequence], numbers: list[int], blocks: list[int]) -> None:
+        """`grow` for sequences that may have got blocks in this plan already: each gets the next numbers[i] blocks."""
+        grown, start = self._grown, 0
+        places = {generation: index for index, (_, generation, _) in enumerate(grown)}
+        for sequence, number in zip(sequences, numbers, strict=True):
+            own, start = blocks[start : start + number], start + number
+            sequence.block_ids += own
+            generation = sequence.generation
+            index = places.get(generation)
             if index is None:
-                self.grow(sequence, blocks)
+                grown.append((sequence, generation, own))
             else:
-                sequence.block_ids += blocks
-                self._grown[index] = sequence, sequence.generation, self._grown[index][2] + blocks
+                grown[index] = sequence, generation, grown[index][2] + own
 
     def compute(self, sequence: Sequence, count: int, step: int) -> None:
         """Adds the next `count` tokens of a sequence that has a row and blocks for them, and does not decode."""
@@ -350,7 +352,9 @@ class PlanDraft:
             )
             return plan, awaited
         plan.chunks = [(sequence.row, count) for sequence, count in self.chunks]
-        plan.drafts = [(sequence.row, sequence.drafts) for sequence in self.drafts]
+        if self.drafts or speculative is not None:
+            plan.num_drafts = [len(sequence.drafts) for sequence, _ in self.chunks]
+            plan.draft_token_ids = [token_id for sequence, _ in self.chunks for token_id in sequence.drafts]
         sampling = {sequence.generation for sequence in self.finishing + self.drafts}
         chunked = [sequence for sequence, _ in self.chunks if sequence.generation in sampling]
         if chunked:
@@ -367,8 +371,7 @@ class PlanDraft:
             if forced is not None:
                 num_drafts[num_others - len(forced) : num_others] = forced
             num_drafts[num_others:] = speculative.counts
-            plan.chunks += zip(speculative.rows.tolist(), (speculative.counts + 1).tolist(), strict=True)
-            plan.drafts += speculative.drafts()
+            speculative.add_to(plan)
         elif num_drafts is not None:
             num_drafts = np.append(np.zeros(len(rows) - len(num_drafts), np.int64), num_drafts)
         return plan, StepInFlight(

@@ -157,13 +157,13 @@ def wanted_of(driver: CoreDriver, num_steps: int) -> list[dict[int, int]]:
 
 @pytest.mark.parametrize("catches_up", [False, True])
 def test_a_drafter_that_catches_up_is_asked_once_the_output_is_worth_it(catches_up: bool) -> None:
-    # Drafts cost nothing, and each of the 19 tokens of the prompt takes the drafter a tenth of a step.
-    costs = StepCosts(num_tokens=(1, 20, 512), seconds=(1.0, 1.0, 1023.0), draft_seconds=(0.05,) * 3)
+    # Drafts cost nothing, and each of the 19 tokens of the prompt takes the drafter a twelfth of a step.
+    costs = StepCosts(num_tokens=(1, 20, 512), seconds=(1.0, 1.0, 818.6), draft_seconds=(0.05,) * 3)
     speculation = Speculation(num_speculative_tokens=4, workers_draft=True, workers_catch_up=catches_up)
     driver = driver_of(costs, speculation)
     submit(driver, 1)
     # It takes three steps to catch up.
-    plans = plans_of(driver, 35 if catches_up else 13, num_silent=2)
+    plans = plans_of(driver, 30 if catches_up else 13, num_silent=2)
     first = next(index for index, plan in enumerate(plans) if plan.wanted_drafts)
     assert (first > 6) == catches_up
     # Once it has begun, it is asked in every step.
@@ -174,7 +174,7 @@ def test_a_drafter_that_catches_up_is_asked_once_the_output_is_worth_it(catches_
 
 def test_a_drafter_that_catches_up_is_not_asked_where_little_is_saved() -> None:
     speculation = Speculation(num_speculative_tokens=4, workers_draft=True, workers_catch_up=True)
-    for seconds, is_asked in ((1023.0, True), (9199.0, False)):
+    for seconds, is_asked in ((818.6, True), (9199.0, False)):
         costs = StepCosts(num_tokens=(1, 20, 512), seconds=(1.0, 1.0, seconds), draft_seconds=(0.05,) * 3)
         driver = driver_of(costs, speculation)
         submit(driver, 1)
@@ -224,7 +224,7 @@ def test_few_sequences_are_probed_by_a_drafter_that_catches_up() -> None:
 
 
 def test_a_drafter_that_catches_up_knows_how_long_outputs_are() -> None:
-    costs = StepCosts(num_tokens=(1, 20, 512), seconds=(1.0, 1.0, 1023.0), draft_seconds=(0.05,) * 3)
+    costs = StepCosts(num_tokens=(1, 20, 512), seconds=(1.0, 1.0, 818.6), draft_seconds=(0.05,) * 3)
     speculation = Speculation(num_speculative_tokens=4, workers_draft=True, workers_catch_up=True)
     asked = []
     for others in (0, 28, 4):

@@ -43,7 +43,7 @@ def test_every_field_of_a_plan_is_sent():
         dropped_items=[31], forgotten_items=[32, 33], encoded_items=[34],
         new_rows=[planned(5, 77, choice=2, num_computed_tokens=1, items=[(34, ITEM)])],
         trimmed_rows=[(3, 4)], grown_rows=[3, 5], num_new_blocks=[1, 2], new_blocks=[20, 21, 22],
-        chunks=[(5, 2), (6, 3)], drafts=[(6, (40, 41))],
+        chunks=[(5, 2), (6, 3)], num_drafts=[0, 2], draft_token_ids=[40, 41],
     )  # fmt: skip
     expected = step_pb2.StepPlan(
         epoch=9, step=1, freed_rows=[8, 9], grown_rows=[3, 5], num_new_blocks=[1, 2], new_blocks=[20, 21, 22],

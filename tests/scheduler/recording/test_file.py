@@ -101,7 +101,7 @@ def test_where_a_trace_is_damaged_is_said_with_what_was_equal_before(tmp_path: P
         (b"", "is empty: the scheduler that made it had no workers yet"),
         (b"{}\n", "is not a trace"),
         (b"\x80\x04\x95" * 100, "is not a trace"),
-        (b"octavo trace 99\n", "is a trace of format 99; this is Octavo with format 9"),
+        (b"octavo trace 99\n", "is a trace of format 99; this is Octavo with format 10"),
         (b"octavo trace x\n", "is not a trace"),
         (FIRST_LINE, "ends before its first snapshot"),
     ],
@@ -113,7 +113,7 @@ def test_what_is_not_a_trace_of_this_version_is_told_so(tmp_path: Path, content:
         replay([path])
 
 
-@pytest.mark.parametrize("version", [5, 8])
+@pytest.mark.parametrize("version", [5, 9])
 def test_an_older_trace_with_drafters_is_not_compared_by_todays_rules(tmp_path: Path, trace: Path, version: int):
     with RecordingFile(trace) as file:
         origin, snapshot = file.origin, file.snapshot
