@@ -100,8 +100,9 @@ class Planner:
                     # A sequence that waits for others to make progress sits this step out.
                     return self._those_with_room(limit)
                 continue
-            for sequence, block in zip(found, pool.take(len(found)), strict=True):
-                state.prefix_cache.publish(sequence)
+            blocks = pool.take(len(found))
+            state.prefix_cache.publish(*found)
+            for sequence, block in zip(found, blocks, strict=True):
                 draft.grow(sequence, [block])
                 self._charge(sequence, 1)
             decodes.grew(indices)

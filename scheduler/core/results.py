@@ -170,8 +170,7 @@ class Results:
             return
         decodes.verified(indices, counts - 1)
         self._count_accepted(np.bincount(counts)[2:])
-        for sequence in decodes.at(decodes.with_full_blocks(indices, counts)):
-            state.prefix_cache.publish(sequence)
+        state.prefix_cache.publish(*decodes.at(decodes.with_full_blocks(indices, counts)))
         for sequence in decodes.at(decodes.with_spare_blocks(indices)):
             self._trim(sequence)
 

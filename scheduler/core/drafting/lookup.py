@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from scheduler.core.drafting.texts import NewTokens, Texts
+from scheduler.core.drafting.texts import NO_CONTEXT, NewTokens, Texts
 
 # Entries of a table: 24 bits of the hash, 8 bits of a count, 32 bits of the position plus 1. 0: empty.
 _POSITION, _COUNT, _CHECK = np.uint64((1 << 32) - 1), np.uint64(1 << 32), np.uint64((1 << 64) - (1 << 40))
@@ -32,9 +32,8 @@ class Lookup:
         self._slot_shift, self._slot_bits = np.uint64(64 - slot_bits), np.uint64(slot_bits)
         # The last slot is that of contexts that are not there. It stays empty.
         self._table = np.zeros(num_lanes * self._num_slots + 1, np.uint64)
-        # The slot, and the entry without a position, of each context at the end of each lane's text.
-        self._slots_LN = np.full((num_lanes, len(orders)), -1)
-        self._checks_LN = np.zeros((num_lanes, len(orders)), np.uint64)
+        # Those of each context at the end of each lane's text.
+        self._hashes_LN = np.zeros((num_lanes, len(orders)), np.uint64)
 
     def begin(self, lane: int, positions: np.ndarray, *, counted: bool = False) -> None:
         """Forgets a lane, whose text has been replaced, and adds the contexts before these positions."""
@@ -43,39 +42,33 @@ class Lookup:
             part = positions[start : start + _TOKENS_AT_ONCE]
             self.add(np.full(len(part), lane), part, counted=counted)
         lanes = np.array([lane])
-        self._slots_LN[lanes], self._checks_LN[lanes] = self._places(lanes, self._texts.ends_L[lanes])
+        self._hashes_LN[lanes] = self._texts.hashes(lanes, self._texts.ends_L[lanes], self._orders_N)
 
     def add(self, lanes_T: np.ndarray, positions_T: np.ndarray, *, counted: bool = False) -> None:
         """Adds the contexts before these tokens. Of equal contexts in one call the last one counts."""
-        slots_TN, checks_TN = self._places(lanes_T, positions_T)
-        self._put(slots_TN, checks_TN, lanes_T, positions_T, counted=counted)
+        hashes_TN = self._texts.hashes(lanes_T, positions_T, self._orders_N)
+        self._put(hashes_TN, lanes_T, positions_T, counted=counted)
 
     def extend(self, new: NewTokens, positions_T: np.ndarray) -> None:
         """Adds the contexts before tokens that have just been appended to the texts of their rows. Of these, all tokens
         must have come by `begin` and `extend`."""
         rows_L, firsts_L = new.rows_L, new.firsts_L
-        slots_TN, checks_TN = self._places(new.rows_T, positions_T + 1)
+        hashes_TN = self._texts.hashes(new.rows_T, positions_T + 1, self._orders_N)
         # A context is hashed once: here as the last of the text, in the next call as that before a token.
+        before_LN = self._hashes_LN[rows_L]
         if new.counts_L is None:
-            before_TN, checks_before_TN, lasts_L = self._slots_LN[rows_L], self._checks_LN[rows_L], slice(None)
+            before_TN = before_LN
+            self._hashes_LN[rows_L] = hashes_TN
         else:
-            before_TN, checks_before_TN = np.empty_like(slots_TN), np.empty_like(checks_TN)
-            before_TN[1:], checks_before_TN[1:] = slots_TN[:-1], checks_TN[:-1]
-            before_TN[firsts_L], checks_before_TN[firsts_L] = self._slots_LN[rows_L], self._checks_LN[rows_L]
-            lasts_L = firsts_L + (new.counts_L - 1)
-        self._put(before_TN, checks_before_TN, new.rows_T, positions_T, counted=False)
-        self._slots_LN[rows_L], self._checks_LN[rows_L] = slots_TN[lasts_L], checks_TN[lasts_L]
+            self._hashes_LN[rows_L] = hashes_TN[firsts_L + (new.counts_L - 1)]
+            before_TN = np.empty_like(hashes_TN)
+            before_TN[1:] = hashes_TN[:-1]
+            before_TN[firsts_L] = before_LN
+        self._put(before_TN, new.rows_T, positions_T, counted=False)
 
-    def _put(
-        self,
-        slots_TN: np.ndarray,
-        checks_TN: np.ndarray,
-        lanes_T: np.ndarray,
-        positions_T: np.ndarray,
-        *,
-        counted: bool,
-    ) -> None:
-        entries_TN = checks_TN + (positions_T + 1).view(np.uint64)[:, None]
+    def _put(self, hashes_TN: np.ndarray, lanes_T: np.ndarray, positions_T: np.ndarray, *, counted: bool) -> None:
+        slots_TN, entries_TN = self._places(lanes_T, hashes_TN)
+        entries_TN += (positions_T + 1).view(np.uint64)[:, None]
         if counted:
             entries_TN = self._vote(lanes_T, positions_T, entries_TN, self._table[slots_TN])
         self._table[slots_TN] = entries_TN
@@ -98,25 +91,20 @@ class Lookup:
         the context's order, 0 for the longest. others_L: lanes to look in as well, -1 for none; of contexts of one
         order the text's own comes first.
         """
-        slots_LN, checks_LN = self._slots_LN[rows_L], self._checks_LN[rows_L]
-        at_L, found_L = self._find_in(rows_L, slots_LN, checks_LN)
+        hashes_LN = self._hashes_LN[rows_L]
+        at_L, found_L = self._find_in(rows_L, hashes_LN)
         in_L = rows_L
         if others_L is not None and (has_other := others_L >= 0).any():
-            lanes_L = np.maximum(others_L, 0)
-            slots_LN = np.where(
-                has_other[:, None] & (slots_LN >= 0), slots_LN + ((lanes_L - rows_L) * self._num_slots)[:, None], -1
-            )
-            other_at_L, other_L = self._find_in(lanes_L, slots_LN, checks_LN)
+            other_at_L, other_L = self._find_in(np.maximum(others_L, 0), hashes_LN * has_other[:, None])
             is_better = (other_at_L >= 0) & ((at_L < 0) | (other_L < found_L))
             found_L = np.where(is_better, other_L, found_L)
             at_L, in_L = np.where(is_better, other_at_L, at_L), np.where(is_better, others_L, in_L)
         return in_L, at_L, found_L
 
-    def _find_in(
-        self, lanes_L: np.ndarray, slots_LN: np.ndarray, checks_LN: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _find_in(self, lanes_L: np.ndarray, hashes_LN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """int64 [L]: the position in the longest of these contexts' entry, -1 for none, and the context's index."""
         starts_L = self._texts.starts_L[lanes_L]
+        slots_LN, checks_LN = self._places(lanes_L, hashes_LN)
         entries_LN = self._table[slots_LN]
         entries_LN ^= checks_LN
         entries_LN &= _NO_COUNT
@@ -126,15 +114,14 @@ class Lookup:
         best_L = entries_LN[np.arange(len(lanes_L)), found_L]
         return np.where(best_L <= _POSITION, best_L.view(np.int64) + starts_L, -1), found_L
 
-    def _places(self, lanes_T: np.ndarray, ends_T: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Slots (int64) of the contexts before these positions, -1 for those that are not there, and their entries
-        without a position (uint64)."""
-        hashes, is_there_TN = self._texts.hashes(lanes_T, ends_T, self._orders_N)
-        slots_TN = (hashes >> self._slot_shift).view(np.int64)
+    def _places(self, lanes_T: np.ndarray, hashes_TN: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Slots (int64) of contexts with these hashes, -1 for those that are not there, and their entries without a
+        position (uint64)."""
+        slots_TN = (hashes_TN >> self._slot_shift).view(np.int64)
         slots_TN += (lanes_T * self._num_slots)[:, None]
-        if is_there_TN is not None:
-            slots_TN[~is_there_TN] = -1
+        if not hashes_TN.all():
+            slots_TN[hashes_TN == NO_CONTEXT] = -1
         # The bits behind those of the slot.
-        hashes <<= self._slot_bits
-        hashes &= _CHECK
-        return slots_TN, hashes
+        checks_TN = hashes_TN << self._slot_bits
+        checks_TN &= _CHECK
+        return slots_TN, checks_TN

@@ -15,7 +15,9 @@ _MOST_TOKENS = 1 << 16
 _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 1 << 64)
 # A factor of splitmix64 (Steele, Lea and Flood, 2014): the high bits of a hash depend on all of its bits.
-_MIX = np.uint64(0xBF58476D1CE4E5B9)
+_MIX = 0xBF58476D1CE4E5B9
+# The hash of an n-gram that a text is too short for.
+NO_CONTEXT = np.uint64(0)
 
 
 class NewTokens:
@@ -66,6 +68,7 @@ class Texts:
         self._tokens = np.zeros(num_lanes * self.width, np.int32)
         self._prefixes = np.zeros(num_lanes * self.width, np.uint64)
         self._powers, self._inverses = _powers(_BASE, self.width), _powers(_INVERSE, self.width)
+        self._mixed_powers = self._powers * np.uint64(_MIX)
         # Number of tokens of each text, and the first position that is still valid, as is the prefix there.
         self.ends_L = np.zeros(num_lanes, np.int64)
         self.starts_L = np.zeros(num_lanes, np.int64)
@@ -109,21 +112,21 @@ class Texts:
             self.starts_L[rows_L] = np.maximum(self.starts_L[rows_L], starts_L)
         return positions_T
 
-    def hashes(
-        self, lanes_T: np.ndarray, ends_T: np.ndarray, orders_N: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray | None]:
-        """uint64 [T, N]: hashes of the n-grams of these orders, the longest first, that end before position ends_T.
-        bool [T, N]: the text has so many tokens there; None: all have."""
+    def hashes(self, lanes_T: np.ndarray, ends_T: np.ndarray, orders_N: np.ndarray) -> np.ndarray:
+        """uint64 [T, N]: hashes of the n-grams of these orders, the longest first, that end before position ends_T;
+        NO_CONTEXT where the text has fewer tokens before it."""
         bases_T, starts_T = lanes_T * self.width, self.starts_L[lanes_T]
         before_TN = ends_T[:, None] - orders_N
         is_there_TN = None if (before_TN[:, 0] >= starts_T).all() else before_TN >= starts_T[:, None]
         before_TN &= self._mask
         before_TN += bases_T[:, None]
         hashes = self._prefixes[before_TN]
-        hashes *= self._powers[orders_N]
-        np.subtract(self._prefixes[bases_T + (ends_T & self._mask)][:, None], hashes, out=hashes)
-        hashes *= _MIX
-        return hashes, is_there_TN
+        hashes *= self._mixed_powers[orders_N]
+        prefixes_T = self._prefixes[bases_T + (ends_T & self._mask)] * self._mixed_powers[0]
+        np.subtract(prefixes_T[:, None], hashes, out=hashes)
+        if is_there_TN is not None:
+            hashes *= is_there_TN
+        return hashes
 
     def at(self, lanes: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """int32: the tokens at positions that the texts keep; of equal shapes."""

@@ -211,13 +211,11 @@ class Decodes:
 
     def at(self, indices: np.ndarray) -> list[Sequence]:
         """The sequences at these indices, settled."""
-        sequences, found = self.sequences, []
+        sequences, settle = self.sequences, self._settle
+        found = [sequences[index] for index in indices.tolist()]
         computed, known = self._computed.take(indices).tolist(), self._known.take(indices).tolist()
-        settle = self._settle
-        for index, num_computed, num_known in zip(indices.tolist(), computed, known, strict=True):
-            sequence = sequences[index]
+        for sequence, num_computed, num_known in zip(found, computed, known, strict=True):
             settle(sequence, num_computed, num_known)
-            found.append(sequence)
         return found
 
     def grew(self, indices: np.ndarray, num_blocks: np.ndarray | int = 1) -> None:
