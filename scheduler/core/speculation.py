@@ -169,18 +169,23 @@ class Speculator:
     def ask(self, plan: Plan, awaited: StepInFlight) -> None:
         """Asks the workers' drafter for drafts of rows that sample in this plan: as many as should pay in the next."""
         drafting, rows = self._drafting, awaited.rows
-        if drafting.workers < 0 or drafting.rests or not len(rows):
+        if drafting.workers < 0 or drafting.rests or not len(rows) or drafting.is_silent():
             return
         most, rows = drafting.bounds(rows, awaited.generations), rows.astype(np.int64)
+        if not np.count_nonzero(most):
+            return
         coming = None if drafting.lengths is None else self._coming(awaited, drafting.lengths)
         counts = drafting.choose_wanted(rows, most, awaited.positions, coming)
-        is_probe = (counts == 0) & (awaited.positions % _POSITIONS_BETWEEN_PROBES == 0)
+        # The first of them since the last question.
+        is_probe = (counts == 0) & (awaited.positions % _POSITIONS_BETWEEN_PROBES <= drafting.num_unasked)
         if coming is not None and is_probe.any():
             is_probe &= awaited.generations % _SEQUENCES_BETWEEN_PROBES == 0
             is_probe &= drafting.could_repay(rows, awaited.positions, coming)
         counts = np.minimum(np.where(is_probe, 1, counts), most)
         wanted = counts > 0
-        if wanted.any():
+        for_any = bool(np.count_nonzero(wanted))
+        drafting.note_asked(for_any=for_any)
+        if for_any:
             plan.wanted_drafts = list(zip(rows[wanted].tolist(), counts[wanted].tolist(), strict=True))
             plan.num_catching_up = drafting.ask_for(rows[wanted], awaited.positions[wanted])
             # The drafts follow the tokens of this step: no other may go before them.

@@ -10,6 +10,7 @@ from scheduler.core.drafting.choice import CostTable, choose_counts, choose_dept
 from scheduler.core.drafting.lengths import OutputLengths
 from scheduler.core.drafting.lookup import Lookup
 from scheduler.core.drafting.outputs import MOST_SCOPES, RecentOutputs, Scope
+from scheduler.core.drafting.pause import Pause
 from scheduler.core.drafting.rates import MOST_RATE, Rates
 from scheduler.core.drafting.texts import NewTokens, Texts
 from scheduler.core.drafting.worth import Worth
@@ -49,6 +50,8 @@ class Drafting:
         num_levels = max((lookup.num_orders for lookup in self._lookups.values()), default=1)
         self.rates, self.costs = Rates(num_drafters, num_rows, num_levels), CostTable()
         self.worth = Worth()
+        # Of the core's drafters while no step has drafts, and of questions to the workers' while they are for nothing.
+        self._pause, self._silence = Pause(), Pause()
         # None where nothing depends on them.
         self.lengths = OutputLengths() if speculation.workers_catch_up else None
         # By drafter and row: what it proposes for the next tokens, how many of them, and the level of its context.
@@ -78,8 +81,9 @@ class Drafting:
     def rest(self, num_rows: int, num_tokens: int) -> bool:
         """Returns True if the drafters rest in a step of so many rows and tokens: no draft could pay in it, or they
         pause as none did lately. They take tokens later then, many at once, and propose nothing."""
-        rests = self.worth.pauses()
-        rests = rests or not self.costs.could_pay(num_rows, num_tokens, self.num_drafts, by_workers=not self._lookups)
+        rests = self._pause.covers() or not self.costs.could_pay(
+            num_rows, num_tokens, self.num_drafts, by_workers=not self._lookups
+        )
         if self._rests and not rests:
             rows_L = self._take_backlog()
             if len(rows_L) and self._lookups:
@@ -91,8 +95,8 @@ class Drafting:
         """Takes a step in which the drafters did not rest: it begins a pause if it has no drafts."""
         # The workers' drafter does not pause: while it lacks tokens, its drafts are still to come.
         if self.workers < 0:
-            self.worth.note_step(has_drafts=has_drafts)
-            self._rests = self.worth.is_pausing
+            self._pause.note(in_vain=not has_drafts)
+            self._rests = self._pause.is_on
 
     def unknown(self, rows_L: np.ndarray, generations_L: np.ndarray) -> np.ndarray:
         """Indices of the rows whose tokens are not known here: `begin` must tell them, with all tokens so far. None
@@ -307,6 +311,20 @@ class Drafting:
                 break
         return np.minimum(counts_L, most_L)
 
+    @property
+    def num_unasked(self) -> int:
+        """The number of steps since the workers' drafter could last be asked: those of a pause."""
+        return self._silence.length
+
+    def is_silent(self) -> bool:
+        """Counts a step. Returns True if the workers' drafter is not to be asked in it: lately it was asked for
+        nothing."""
+        return self._silence.covers()
+
+    def note_asked(self, *, for_any: bool) -> None:
+        """Takes a step in which the workers' drafter could be asked."""
+        self._silence.note(in_vain=not for_any)
+
     def ask_for(self, rows_L: np.ndarray, positions_L: np.ndarray) -> int | None:
         """Notes that the workers' drafter is asked for drafts after these positions. Returns how many tokens it lacks
         and computes first; None: unknown."""
@@ -335,6 +353,8 @@ class Drafting:
         self._served_R[:] = -1
         self._num_proposed_DR[:] = 0
         self._rests = False
+        self._pause.end()
+        self._silence.end()
         self._backlog.clear()
         self.rates.forget_rows()
         hits, tries = self.rates.save()
