@@ -18,6 +18,8 @@ _WEIGHT, _PACE_WEIGHT, _MOST_FACTOR = 0.02, 0.3, 2.0
 # A drafter that seems too dear is not measured again. So while it drafts nothing, its bins fall by this share after
 # every so many steps, until it is tried again. A new time then counts for more.
 _DRAFT_WEIGHT, _FALL, _STEPS_BETWEEN_FALLS = 0.1, 0.05, 512
+# A step is compared with one of prefills if their numbers of tokens differ by at most this share.
+_NEARLY_AS_LONG = 0.1
 # Fewer tokens that the drafter lacks cost a pass of it, however many they are.
 _LEAST_CATCHING_UP = 32
 # The core is told when a bin has changed by this share, or a new one counts: after so many steps.
@@ -56,6 +58,10 @@ class StepCostMeter:
 
     def __init__(self) -> None:
         self._steps: dict[int, _Bin] = {}
+        # Steps of which half or more is prefills, and how many times as long others of as many tokens take: those
+        # need the logits of each token.
+        self._prefills: dict[int, _Bin] = {}
+        self._others = _Bin()
         self._drafts: dict[int, _Bin] = {}
         # A token that the drafter lacks.
         self._catch_up = _Bin()
@@ -77,7 +83,13 @@ class StepCostMeter:
         num_tokens = plan.num_tokens
         if num_tokens < 1 or not 0 <= drafting < seconds:
             return
-        factor = self._steps.setdefault(_bin_of(num_tokens), _Bin()).note(num_tokens, (seconds - drafting) / self._pace)
+        bins, at_pace = self._steps, (seconds - drafting) / self._pace
+        num_prefill = num_tokens - len(plan.decode_rows) - len(plan.draft_token_ids) - plan.num_rows_with_drafts
+        if 2 * num_prefill >= num_tokens:
+            bins = self._prefills
+        elif plan.num_drafts:
+            self._compare(num_tokens, at_pace)
+        factor = bins.setdefault(_bin_of(num_tokens), _Bin()).note(num_tokens, at_pace)
         self._num_without_drafts += 1
         self._steps_to_news -= 1
         if drafting and plan.wanted_drafts:
@@ -86,6 +98,22 @@ class StepCostMeter:
             for each in (self._catch_up, *self._drafts.values()):
                 each.seconds *= 1 - _FALL
         self._pace *= factor**_PACE_WEIGHT
+
+    def _compare(self, num_tokens: int, seconds: float) -> None:
+        """Compares a step with one of prefills, if one is about as long."""
+        known = (each for each in self._prefills.values() if each.seconds)
+        near = min(known, key=lambda each: abs(each.num_tokens - num_tokens), default=None)
+        if near is not None and abs(near.num_tokens - num_tokens) <= _NEARLY_AS_LONG * num_tokens:
+            self._others.note(1, seconds / num_tokens * near.num_tokens / near.seconds, of_drafter=True)
+
+    def _all_steps(self) -> dict[int, _Bin]:
+        """The bins that count, in order. Where no others were measured, they follow from those of prefills."""
+        times = max(1.0, self._others.seconds)
+        bins = {
+            number: _Bin(each.num_tokens, each.seconds * times, each.weight) for number, each in self._prefills.items()
+        }
+        bins |= {number: each for number, each in self._steps.items() if each.seconds}
+        return {number: each for number, each in sorted(bins.items()) if each.seconds}
 
     def _note_drafts(self, plan: Plan, seconds: float, num_drafted: int | None) -> None:
         wanted, num_catching_up = plan.wanted_drafts, plan.num_catching_up
@@ -125,7 +153,8 @@ class StepCostMeter:
     def take(self) -> StepCosts | None:
         """The costs, if they have changed by much since the last call that returned some."""
         self._steps_to_news = _STEPS_BETWEEN_NEWS
-        steps = _rising({number: each for number, each in sorted(self._steps.items()) if each.seconds})
+        bins = self._all_steps()
+        steps = _rising(bins)
         drafts = {number: each.seconds for number, each in self._drafts.items() if each.seconds}
         choosing = self._choosing
         catch_up = self._catch_up.seconds
@@ -135,7 +164,7 @@ class StepCostMeter:
             return None
         self._told, self._told_drafts, self._told_choosing, self._told_catch_up = steps, drafts, choosing, catch_up
         numbers = sorted(steps)
-        num_tokens = [max(1, round(self._steps[number].num_tokens)) for number in numbers]
+        num_tokens = [max(1, round(bins[number].num_tokens)) for number in numbers]
         seconds = [steps[number] for number in numbers]
         if num_tokens[0] > 1:
             # Steps of fewer tokens take no less.

@@ -60,6 +60,27 @@ def test_a_token_that_begins_a_tile_costs_more_than_the_next_ones() -> None:
     assert costs.seconds == pytest.approx((1.0, 1.0, 1.02, 1.295, 1.295, 1.31))
 
 
+def test_tokens_of_prefills_cost_less_than_drafts_which_need_logits() -> None:
+    meter = StepCostMeter()
+    for _ in range(5):
+        meter.note(plan(4), 1.0)
+        meter.note(Plan(step=1, decode_rows=np.zeros(4, np.uint16), chunks=[(4, 96)]), 10.0)
+        meter.note(Plan(step=1, decode_rows=np.zeros(4, np.uint16), chunks=[(4, 196)]), 20.0)
+    costs = meter.take()
+    assert costs is not None
+    assert costs.seconds[-2:] == (10.0, 20.0)
+    # Steps of other sizes that are about as long and have drafts say how much more.
+    for num_drafts in (90, 92, 95):
+        with_drafts = Plan(
+            step=1, decode_rows=np.zeros(4, np.uint16), chunks=[(4, 1 + num_drafts)], num_drafts=[num_drafts],
+            draft_token_ids=[0] * num_drafts,
+        )  # fmt: skip
+        meter.note(with_drafts, 0.12 * with_drafts.num_tokens)
+    costs = meter.take()
+    assert costs is not None
+    assert costs.seconds[-1] == pytest.approx(24.0, rel=0.05)
+
+
 def test_what_choosing_drafts_takes_the_scheduler_is_measured() -> None:
     meter = StepCostMeter()
     for _ in range(5):
