@@ -22,7 +22,8 @@ _MOST_KNOWN = 1024
 
 
 class CostTable:
-    """The seconds of a step by its number of tokens: linear between the measured numbers, and past the last."""
+    """The seconds of a step by its number of tokens: linear between the measured numbers, and past the last as steep as
+    from its half on, since neighbours differ by less than they err."""
 
     def __init__(self) -> None:
         self.costs: StepCosts | None = None
@@ -85,7 +86,8 @@ class CostTable:
             else:
                 x, y = np.array(costs.num_tokens, np.float64), np.array(costs.seconds, np.float64)
                 self._seconds = np.interp(numbers, x, y)
-                slope = (y[-1] - y[-2]) / (x[-1] - x[-2]) if len(x) > 1 else _FIRST_SHARE * y[-1] / x[-1]
+                half = max(0, int(x.searchsorted(x[-1] / 2, side="right")) - 1)
+                slope = (y[-1] - y[half]) / (x[-1] - x[half]) if len(x) > 1 else _FIRST_SHARE * y[-1] / x[-1]
                 self._seconds += np.maximum(numbers - x[-1], 0.0) * slope
             # The more tokens the longer, whatever was measured.
             np.maximum.accumulate(self._seconds, out=self._seconds)

@@ -60,7 +60,9 @@ def test_the_budget_goes_to_the_likeliest() -> None:
 
 def test_costs_never_fall_and_go_on_behind_the_last() -> None:
     seconds = table({1: 2.0, 3: 1.0, 5: 4.0}).seconds(1, 7).tolist()
-    assert seconds == [2.0, 2.0, 2.0, 2.5, 4.0, 5.5, 7.0]
+    assert seconds == [2.0, 2.0, 2.0, 2.5, 4.0, 4.5, 5.0]
+    # Not as steep as from 15 to 16.
+    assert table({1: 1.0, 8: 1.5, 15: 3.1, 16: 3.1}).seconds(24, 1).tolist() == pytest.approx([4.7])
     assert table({1: 2.0}).seconds(1, 2).tolist() == pytest.approx([2.0, 2.2])
 
 
