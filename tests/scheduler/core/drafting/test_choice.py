@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from scheduler.core.drafting.choice import LEAST_GAIN, CostTable, choose_counts, choose_depth
+from scheduler.core.drafting.choice import LEAST_GAIN_OF_WORKERS, CostTable, choose_counts, choose_depth
 from scheduler.core.drafting.rates import MOST_RATE
 from scheduler.core.messages import StepCosts
 
@@ -70,7 +70,7 @@ def test_the_workers_draft_as_deep_as_it_pays() -> None:
     values = 0.8 ** np.arange(1, 5)
     depth, saved = choose_depth(values, 1, 1, table({1: 1.0, 11: 1.0}, (0.0, 0.0)))
     # 3.36 tokens in the time of one, of which the least gain may be an error.
-    assert (depth, saved) == (4, pytest.approx(1 - LEAST_GAIN / (1 + values.sum())))
+    assert (depth, saved) == (4, pytest.approx(1 - LEAST_GAIN_OF_WORKERS / (1 + values.sum())))
     assert 0 < choose_depth(values, 1, 1, table({1: 1.0, 11: 1.0}, (0.3, 0.3)))[0] < 4
     assert choose_depth(values, 1, 1, table({1: 1.0, 11: 1.0}, (2.0, 2.0))) == (0, 0.0)
 
@@ -96,7 +96,7 @@ def test_the_time_of_prefills_makes_no_draft_cheaper() -> None:
 
 
 def test_estimates_that_promise_too_much_choose_fewer_drafts() -> None:
-    costs = table({1: 1.0, 101: 31.0})
+    costs = table({1: 1.0, 101: 26.0})
     rates, most = np.full(8, 0.9), np.full(8, 4)
     numbers = [
         int(choose_counts(rates, most, num_rows=8, num_tokens=8, budget=99, costs=costs, trust=trust).sum())
@@ -124,4 +124,4 @@ def test_what_may_be_an_error_of_the_estimates_repays_no_catching_up() -> None:
     # A draft that is always right makes two tokens of one, and takes the drafter nearly a step.
     for gain in (1.04, 1.5):
         depth, saved = choose_depth(np.ones(1), 1, 1, table({1: 1.0, 11: 1.0}, (2.0 / gain - 1.0,) * 2))
-        assert (depth, saved) == (1, pytest.approx(1 - LEAST_GAIN / gain))
+        assert (depth, saved) == (1, pytest.approx(1 - LEAST_GAIN_OF_WORKERS / gain))
