@@ -238,7 +238,7 @@ class Plan:
     decode_rows: np.ndarray
     # (row, tokens computed in this step), in batch order, after the decodes: prefills, and rows with drafts.
     chunks: list[tuple[int, int]] = field(default_factory=list)
-    # Of chunks[i], the last num_drafts[i] tokens are drafts, whose ids follow in draft_token_ids. Empty: none has any.
+    # num_drafts[i]: how many of the last tokens of chunks[i] are drafts; draft_token_ids has their ids. Empty: none.
     num_drafts: list[int] = field(default_factory=list)
     draft_token_ids: list[int] = field(default_factory=list)
     # (row that samples, number of drafts that the workers' drafter proposes after its tokens).

@@ -50,7 +50,8 @@ class Drafting:
         num_levels = max((lookup.num_orders for lookup in self._lookups.values()), default=1)
         self.rates, self.costs = Rates(num_drafters, num_rows, num_levels), CostTable()
         self.worth = Worth()
-        # Of the core's drafters while no step has drafts, and of questions to the workers' while they are for nothing.
+        # Pauses of the core's drafters while no step has drafts, and of questions to the workers' while they are for
+        # nothing.
         self._pause, self._silence = Pause(), Pause()
         # None where nothing depends on them.
         self.lengths = OutputLengths() if speculation.workers_catch_up else None
