@@ -194,7 +194,7 @@ MUTANTS = [
     ),
     _mutant(
         "unknown-tokens-named", "core.state.blocks",
-        "min(sequence.num_computed_tokens, sequence.num_tokens) // block_size",
+        "min(sequence.num_computed_tokens, num_prompt + len(output)) // block_size",
         "sequence.num_computed_tokens // block_size",
         "a block gets its name while some of its tokens are unknown",
         enable_prefix_caching=True, block_size=1, **_AHEAD,
