@@ -38,7 +38,27 @@ inline __m256i to_bf16(__m512 x) {
     return result;
 }
 
+// Keeps the low byte of each of 16 integers.
+inline __m128i to_bytes(__m512i x) {
+    int32_t lanes[16];
+    uint8_t bytes[16];
+    std::memcpy(lanes, &x, sizeof lanes);
+    for (int i = 0; i < 16; i++) bytes[i] = static_cast<uint8_t>(lanes[i]);
+    __m128i result;
+    std::memcpy(&result, bytes, sizeof bytes);
+    return result;
+}
+
+inline int32_t sum(__m512i x) {
+    int32_t lanes[16], total = 0;
+    std::memcpy(lanes, &x, sizeof lanes);
+    for (int32_t lane : lanes) total += lane;
+    return total;
+}
+
 }  // namespace emulated
 
 #define _mm512_reduce_ps(x, rounding) emulated::reduce<(rounding)>(x)
 #define _mm512_cvtneps_pbh emulated::to_bf16
+#define _mm512_cvtepi32_epi8 emulated::to_bytes
+#define _mm512_reduce_add_epi32 emulated::sum
