@@ -17,13 +17,12 @@
 //     panel(...)          passes the sums of one panel for some rows to an output
 #pragma once
 
-#include "../../native/cpp/accumulate.h"
 #include "../outputs.h"
 #include "quantized_rows.h"
 
 namespace octavo {
 
-// Prefetches into L2: `step` bytes with each block.
+// Prefetches into L2: with each block, `step` bytes of the next panel.
 struct AheadOfBlocks {
     const char* place;
     int64_t step;
@@ -45,7 +44,7 @@ struct TileByTile {
     using Task = NothingHeld;
 
     // Computes rows [first, last) times panel p, in tiles of nearly equal height within each group; each prefetches its
-    // share of the next panel, or, if it is the only one, a little ahead of its own place.
+    // share of the next panel.
     template <class Inputs, class Output>
     static void panel(const Inputs& inputs, int64_t first, int64_t last, const char* panel, const char* next, int64_t p,
                       const Output& output) {
@@ -57,9 +56,8 @@ struct TileByTile {
             for (int64_t i = 0; i < parts; i++, n++) {
                 const int64_t top = group + rows * i / parts, bottom = group + rows * (i + 1) / parts;
                 for (int64_t r = top; tiles > 1 && r < bottom; r++) output.prefetch(r, p);
-                const char* ahead = tiles == 1 ? panel + kPrefetchedAhead : next + (next - panel) * n / tiles;
-                tile<Dots::kRows>(bottom - top, inputs, top, panel, p, AheadOfBlocks{ahead, Dots::kBlockBytes / tiles},
-                                  output);
+                tile<Dots::kRows>(bottom - top, inputs, top, panel, p,
+                                  AheadOfBlocks{next + (next - panel) * n / tiles, Dots::kBlockBytes / tiles}, output);
             }
         }
     }
