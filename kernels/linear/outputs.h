@@ -13,7 +13,7 @@
 
 namespace octavo {
 
-// What octavo_linear does with its outputs; the same numbers as in kernels/linear/native.py.
+// Ways in which octavo_linear passes on its outputs; the same numbers as in kernels/linear/native.py.
 //
 // kStoreForNext and kAddFromLast go together: one layer stores its outputs in the form that the next one multiplies.
 // Where their kind has no such form, or not for so few rows, they do what kStore and kAdd do.

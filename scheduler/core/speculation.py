@@ -176,7 +176,7 @@ class Speculator:
             return
         coming = None if drafting.lengths is None else self._coming(awaited, drafting.lengths)
         counts = drafting.choose_wanted(rows, most, awaited.positions, coming)
-        # The first of them since the last question.
+        # A row is probed at the first question after such a position.
         is_probe = (counts == 0) & (awaited.positions % _POSITIONS_BETWEEN_PROBES <= drafting.num_unasked)
         if coming is not None and is_probe.any():
             is_probe &= awaited.generations % _SEQUENCES_BETWEEN_PROBES == 0

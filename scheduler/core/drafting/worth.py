@@ -1,4 +1,4 @@
-"""What drafts were worth lately: how many of those that were expected came true."""
+"""Trust in the estimates of drafts: the share of the expected ones that came true lately."""
 
 # Expected and accepted drafts count half after about 140 later ones. They begin as if this many had come true.
 _DECAY, _FIRST_DRAFTS = 0.995, 16.0

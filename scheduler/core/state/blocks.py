@@ -121,11 +121,10 @@ class BlockPool:
 
     def publish(self, block: int, block_hash: bytes, content: BlockContent | None = None) -> None:
         """Makes a held block findable by its content. Among blocks of equal content, the first one stays findable."""
-        hash_of = self._hash_of
         assert self._num_holders[block] > 0
-        assert block not in hash_of
+        assert block not in self._hash_of
         if self._block_of.setdefault(block_hash, block) == block:
-            hash_of[block] = block_hash
+            self._hash_of[block] = block_hash
             if self._events is not None:
                 self._events.append(BlockStored(block_hash, content))
 
@@ -267,30 +266,21 @@ class PrefixCache:
     def publish(self, *sequences: Sequence) -> None:
         """Publishes the blocks that are full of computed, known tokens. The step being planned may be the one that
         computes them: each layer writes all KV before any attention reads it, so reader and writer can share a step."""
-        block_size, is_enabled, pool, tells_contents = (
-            self._block_size,
-            self._enabled,
-            self._pool,
-            self._pool.tells_contents,
-        )
+        block_size, pool, tells_contents = self._block_size, self._pool, self._pool.tells_contents
         for sequence in sequences:
-            first, output, num_prompt = (
-                sequence.num_published_blocks,
-                sequence.output_token_ids,
-                sequence.num_prompt_tokens,
-            )
+            first, output = sequence.num_published_blocks, sequence.output_token_ids
+            num_prompt = sequence.num_prompt_tokens
             num_full = min(sequence.num_computed_tokens, num_prompt + len(output)) // block_size
             if num_full <= first:
                 continue
             hashes, start = sequence.block_hashes, first * block_size - num_prompt
-            if start >= 0 and num_full == first + 1 and len(hashes) == first and is_enabled:
+            if start >= 0 and num_full == first + 1 and len(hashes) == first and self._enabled:
                 # Fast path, one more block of output: in every step 1 of block_size decodes gets here.
                 parent = hashes[-1] if hashes else sequence.group.cache_scope
                 block_hash = hash_block(parent, output[start : start + block_size].tobytes())
                 hashes.append(block_hash)
-                pool.publish(
-                    sequence.block_ids[first], block_hash, self._content(sequence, first) if tells_contents else None
-                )
+                content = self._content(sequence, first) if tells_contents else None
+                pool.publish(sequence.block_ids[first], block_hash, content)
                 sequence.num_published_blocks = num_full
                 continue
             for index in range(first, min(num_full, self._num_shareable(sequence.group))):

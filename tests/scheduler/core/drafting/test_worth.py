@@ -1,4 +1,4 @@
-"""What drafts were worth lately."""
+"""Trust in the estimates of drafts."""
 
 from scheduler.core.drafting.worth import Worth
 
