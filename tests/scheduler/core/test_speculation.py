@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from scheduler.core.drafting.drafting import Drafting
 from scheduler.core.messages import Plan, Result, Speculation, StepCosts, StopRules
 from tests.fakes.model import FakeSampling, generate
 from tests.support.scheduler.core import CoreDriver, make_request
@@ -239,3 +240,21 @@ def test_a_drafter_that_catches_up_knows_how_long_outputs_are() -> None:
     assert asked[0] > 6
     assert asked[1] < 3
     assert asked[2] >= asked[0]
+
+
+def test_a_drafter_that_should_draft_nothing_is_asked_in_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A draft takes as long as a step.
+    costs = StepCosts(num_tokens=(1, 64), seconds=(1.0, 1.0), draft_seconds=(0.9, 0.9))
+    driver = driver_of(costs, Speculation(num_speculative_tokens=4, workers_draft=True))
+    num_questions, choose_wanted = 0, Drafting.choose_wanted
+
+    def counted(self: Drafting, *args: Any) -> Any:
+        nonlocal num_questions
+        num_questions += 1
+        return choose_wanted(self, *args)
+
+    monkeypatch.setattr(Drafting, "choose_wanted", counted)
+    submit(driver, 1)
+    plans_of(driver, 50)
+    # In the first ones, and then in every seventh.
+    assert 5 <= num_questions <= 11
