@@ -136,7 +136,7 @@ class Ready(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., rank: _Optional[int] = ..., model: _Optional[_Union[_inference_pb2.ModelInfo, _Mapping]] = ..., num_swap_blocks: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., holds_constrained: _Optional[bool] = ..., drafter: _Optional[str] = ..., encoder_cache_size: _Optional[int] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("epoch", "step", "previous_digest", "freed_rows", "new_rows", "grown_rows", "num_new_blocks", "new_blocks", "decode_rows", "rows", "num_tokens", "num_drafts", "draft_token_ids", "swap_out_blocks", "swap_out_host_blocks", "swap_in_host_blocks", "swap_in_blocks", "trimmed_rows", "num_kept_blocks", "drafting_rows", "num_wanted_drafts", "dropped_items", "forgotten_items", "encoded_items")
+    __slots__ = ("epoch", "step", "previous_digest", "freed_rows", "new_rows", "grown_rows", "num_new_blocks", "new_blocks", "decode_rows", "rows_with_drafts", "num_drafts", "draft_token_ids", "rows", "num_tokens", "swap_out_blocks", "swap_out_host_blocks", "swap_in_host_blocks", "swap_in_blocks", "trimmed_rows", "num_kept_blocks", "drafting_rows", "num_wanted_drafts", "dropped_items", "forgotten_items", "encoded_items")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -146,10 +146,11 @@ class StepPlan(_message.Message):
     NUM_NEW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NEW_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     DECODE_ROWS_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_WITH_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SWAP_OUT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SWAP_OUT_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     SWAP_IN_HOST_BLOCKS_FIELD_NUMBER: _ClassVar[int]
@@ -170,10 +171,11 @@ class StepPlan(_message.Message):
     num_new_blocks: _containers.RepeatedScalarFieldContainer[int]
     new_blocks: _containers.RepeatedScalarFieldContainer[int]
     decode_rows: bytes
+    rows_with_drafts: bytes
+    num_drafts: bytes
+    draft_token_ids: bytes
     rows: _containers.RepeatedScalarFieldContainer[int]
     num_tokens: _containers.RepeatedScalarFieldContainer[int]
-    num_drafts: _containers.RepeatedScalarFieldContainer[int]
-    draft_token_ids: _containers.RepeatedScalarFieldContainer[int]
     swap_out_blocks: _containers.RepeatedScalarFieldContainer[int]
     swap_out_host_blocks: _containers.RepeatedScalarFieldContainer[int]
     swap_in_host_blocks: _containers.RepeatedScalarFieldContainer[int]
@@ -185,7 +187,7 @@ class StepPlan(_message.Message):
     dropped_items: _containers.RepeatedScalarFieldContainer[int]
     forgotten_items: _containers.RepeatedScalarFieldContainer[int]
     encoded_items: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., previous_digest: _Optional[bytes] = ..., freed_rows: _Optional[_Iterable[int]] = ..., new_rows: _Optional[_Iterable[_Union[NewRow, _Mapping]]] = ..., grown_rows: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ..., decode_rows: _Optional[bytes] = ..., rows: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., num_drafts: _Optional[_Iterable[int]] = ..., draft_token_ids: _Optional[_Iterable[int]] = ..., swap_out_blocks: _Optional[_Iterable[int]] = ..., swap_out_host_blocks: _Optional[_Iterable[int]] = ..., swap_in_host_blocks: _Optional[_Iterable[int]] = ..., swap_in_blocks: _Optional[_Iterable[int]] = ..., trimmed_rows: _Optional[_Iterable[int]] = ..., num_kept_blocks: _Optional[_Iterable[int]] = ..., drafting_rows: _Optional[_Iterable[int]] = ..., num_wanted_drafts: _Optional[_Iterable[int]] = ..., dropped_items: _Optional[_Iterable[int]] = ..., forgotten_items: _Optional[_Iterable[int]] = ..., encoded_items: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., step: _Optional[int] = ..., previous_digest: _Optional[bytes] = ..., freed_rows: _Optional[_Iterable[int]] = ..., new_rows: _Optional[_Iterable[_Union[NewRow, _Mapping]]] = ..., grown_rows: _Optional[_Iterable[int]] = ..., num_new_blocks: _Optional[_Iterable[int]] = ..., new_blocks: _Optional[_Iterable[int]] = ..., decode_rows: _Optional[bytes] = ..., rows_with_drafts: _Optional[bytes] = ..., num_drafts: _Optional[bytes] = ..., draft_token_ids: _Optional[bytes] = ..., rows: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[_Iterable[int]] = ..., swap_out_blocks: _Optional[_Iterable[int]] = ..., swap_out_host_blocks: _Optional[_Iterable[int]] = ..., swap_in_host_blocks: _Optional[_Iterable[int]] = ..., swap_in_blocks: _Optional[_Iterable[int]] = ..., trimmed_rows: _Optional[_Iterable[int]] = ..., num_kept_blocks: _Optional[_Iterable[int]] = ..., drafting_rows: _Optional[_Iterable[int]] = ..., num_wanted_drafts: _Optional[_Iterable[int]] = ..., dropped_items: _Optional[_Iterable[int]] = ..., forgotten_items: _Optional[_Iterable[int]] = ..., encoded_items: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class NewRow(_message.Message):
     __slots__ = ("row", "sequence", "token_ids", "num_prompt_tokens", "num_computed_tokens", "block_ids", "sampling", "choice", "items")

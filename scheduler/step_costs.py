@@ -84,10 +84,9 @@ class StepCostMeter:
         if num_tokens < 1 or not 0 <= drafting < seconds:
             return
         bins, at_pace = self._steps, (seconds - drafting) / self._pace
-        num_prefill = num_tokens - len(plan.decode_rows) - len(plan.draft_token_ids) - plan.num_rows_with_drafts
-        if 2 * num_prefill >= num_tokens:
+        if 2 * plan.num_prefill_tokens >= num_tokens:
             bins = self._prefills
-        elif plan.num_drafts:
+        elif plan.has_drafts:
             self._compare(num_tokens, at_pace)
         factor = bins.setdefault(_bin_of(num_tokens), _Bin()).note(num_tokens, at_pace)
         self._num_without_drafts += 1

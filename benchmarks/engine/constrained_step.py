@@ -116,10 +116,9 @@ class Bench:
         self._execute(
             group,
             decode_rows=np.array(others, "<u2").tobytes(),
-            rows=drafted,
-            num_tokens=[1 + len(each) for each in drafts],
-            num_drafts=[len(each) for each in drafts],
-            draft_token_ids=list(itertools.chain(*drafts)),
+            rows_with_drafts=np.array(drafted, "<u2").tobytes(),
+            num_drafts=np.array([len(each) for each in drafts], "<i4").tobytes(),
+            draft_token_ids=np.array([*itertools.chain(*drafts)], "<i4").tobytes(),
         )
 
     def _execute(self, group: Group, **plan: Any) -> None:

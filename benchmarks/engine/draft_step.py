@@ -72,16 +72,16 @@ class Rows:
         return result
 
     def _plan(self, num_drafts: int) -> step_pb2.StepPlan:
-        rows = range(self.num_rows)
+        rows = np.arange(self.num_rows, dtype="<u2").tobytes()
         if not num_drafts:
-            return step_pb2.StepPlan(step=self._step, decode_rows=np.arange(self.num_rows, dtype="<u2").tobytes())
+            return step_pb2.StepPlan(step=self._step, decode_rows=rows)
         drafts: list[int] = []
         for row, said in enumerate(self.said):
             following = self.known[row][len(said) : len(said) + num_drafts] if self.known else ()
             drafts += [*following, *[0] * (num_drafts - len(following))]
         return step_pb2.StepPlan(
-            step=self._step, rows=rows, num_tokens=[1 + num_drafts] * self.num_rows,
-            num_drafts=[num_drafts] * self.num_rows, draft_token_ids=drafts,
+            step=self._step, rows_with_drafts=rows, num_drafts=np.full(self.num_rows, num_drafts, "<i4").tobytes(),
+            draft_token_ids=np.array(drafts, "<i4").tobytes(),
         )  # fmt: skip
 
     def _take(self, result: step_pb2.StepResult) -> None:

@@ -130,7 +130,7 @@ class Bench:
         """Makes a worker's result: every row samples a token, `num_changes` of them EOS."""
         for new in plan.new_rows:
             self._sequences[new.row], self._positions[new.row] = new.sequence, 0
-        rows = np.concatenate([plan.decode_rows.astype(np.int64), np.array([row for row, _ in plan.chunks], np.int64)])
+        rows = np.array([row for row, _ in plan.batch], np.int64)
         token_ids = np.full(len(rows), 7, np.int32)
         token_ids[self._choose.choice(len(rows), self._num_changes, replace=False)] = EOS
         result = step_pb2.StepResult(

@@ -120,7 +120,7 @@ class Bench:
             self._sequences[new.row], self._positions[new.row] = new.sequence, 0
             self._starts[new.row] = len(new.token_ids)
         drafts = {row: min(len(token_ids), self._accepted) for row, token_ids in plan.drafts}
-        rows = plan.decode_rows.tolist() + [row for row, _ in plan.chunks]
+        rows = [row for row, _ in plan.batch]
         counts = np.array([1 + drafts.get(row, 0) for row in rows])
         token_ids = np.concatenate(
             [

@@ -129,7 +129,7 @@ class Workbench:
             step = engine.step()
             # None only while images are prepared, and there are none.
             assert step.plan is not None
-            if len(step.plan.chunks) == step.plan.num_rows_with_drafts:
+            if not step.plan.chunks:
                 self.step_times[name][step.plan.num_tokens].append(times.total - computing)
             for sequence in step.sequences:
                 turn.outputs[running[sequence.key[0]]] += sequence.token_ids

@@ -119,7 +119,7 @@ class VirtualEngine:
         scheduling = self._resting if rests else self._drafting
         self._now += seconds + scheduling
         self._meter.note(plan, seconds)
-        self._meter.note_scheduling(scheduling, has_drafts=bool(plan.num_drafts))
+        self._meter.note_scheduling(scheduling, has_drafts=plan.has_drafts)
         if self._has_drafters and self._meter.may_have_news and (costs := self._meter.take()):
             self._core.set_costs(costs)
         return rests

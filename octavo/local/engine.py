@@ -194,7 +194,7 @@ class Engine:
         if self._core.settings.speculation is None:
             return
         self._costs.note(plan, computing, result.timing.draft, num_drafted=len(result.drafts))
-        self._costs.note_scheduling(scheduling, has_drafts=bool(plan.num_drafts))
+        self._costs.note_scheduling(scheduling, has_drafts=plan.has_drafts)
         if self._costs.may_have_news and (costs := self._costs.take()):
             self._core.set_costs(costs)
 

@@ -164,9 +164,9 @@ class _Reader(Observer):
         is_known = not self._unknown or self._unknown.isdisjoint(
             (*plan.decode_rows.tolist(), *(row for row, _ in plan.chunks))
         )
-        is_known = is_known and not plan.drafts and plan.num_tokens > 0
+        is_known = is_known and not plan.has_drafts and plan.num_tokens > 0
         # How many of the drafts are right changes where the row stands.
-        self._unknown.update(row for row, _ in plan.drafts)
+        self._unknown.update(plan.rows_with_drafts.tolist())
         self._in_flight.append((shape if is_known else None, now))
 
     def on_outputs(self, outputs: StepOutputs, now: float) -> None:

@@ -217,6 +217,9 @@ class PlannedRow:
     items: list[tuple[int, ItemSpan]] = field(default_factory=list)
 
 
+_NO_ROWS, _NO_INTS = np.zeros(0, np.uint16), np.zeros(0, np.int32)
+
+
 @dataclass(slots=True, kw_only=True)
 class Plan:
     """One step as a difference. Mirrors step.proto's StepPlan without epoch and digest; applied in this order."""
@@ -236,11 +239,13 @@ class Plan:
     new_blocks: list[int] = field(default_factory=list)
     # uint16 [rows]: each row computes one token, its last, and samples the next. They come first in the batch.
     decode_rows: np.ndarray
-    # (row, tokens computed in this step), in batch order, after the decodes: prefills, and rows with drafts.
+    # uint16: rows that compute their last token and num_drafts[i] drafts after it (int32, at least 1), the next ones of
+    # draft_token_ids (int32). They come after the decodes.
+    rows_with_drafts: np.ndarray = field(default_factory=lambda: _NO_ROWS)
+    num_drafts: np.ndarray = field(default_factory=lambda: _NO_INTS)
+    draft_token_ids: np.ndarray = field(default_factory=lambda: _NO_INTS)
+    # (row, tokens computed in this step) of the prefills, which come last in the batch.
     chunks: list[tuple[int, int]] = field(default_factory=list)
-    # num_drafts[i]: how many of the last tokens of chunks[i] are drafts; draft_token_ids has their ids. Empty: none.
-    num_drafts: list[int] = field(default_factory=list)
-    draft_token_ids: list[int] = field(default_factory=list)
     # (row that samples, number of drafts that the workers' drafter proposes after its tokens).
     wanted_drafts: list[tuple[int, int]] = field(default_factory=list)
     # The number of tokens of these rows that the drafter lacks and computes first; None: not known, because a row got
@@ -258,22 +263,34 @@ class Plan:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.decode_rows) + sum(count for _, count in self.chunks)
+        return self.num_decodes + len(self.draft_token_ids) + self.num_prefill_tokens
 
     @property
-    def num_rows_with_drafts(self) -> int:
-        return len(self.num_drafts) - self.num_drafts.count(0)
+    def num_decodes(self) -> int:
+        """The number of rows that decode, with drafts or without."""
+        return len(self.decode_rows) + len(self.rows_with_drafts)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        return sum(count for _, count in self.chunks)
+
+    @property
+    def batch(self) -> list[tuple[int, int]]:
+        """(row, tokens computed in this step) of all rows, in batch order."""
+        drafting = zip(self.rows_with_drafts.tolist(), (1 + self.num_drafts).tolist(), strict=True)
+        return [*((row, 1) for row in self.decode_rows.tolist()), *drafting, *self.chunks]
+
+    @property
+    def has_drafts(self) -> bool:
+        return len(self.rows_with_drafts) > 0
 
     @property
     def drafts(self) -> list[tuple[int, tuple[int, ...]]]:
-        """(row, draft tokens) of the rows that have drafts, in the order of the chunks."""
-        if not self.num_drafts:
-            return []
-        token_ids = iter(self.draft_token_ids)
+        """(row, draft tokens) of the rows that have drafts, in batch order."""
+        token_ids = iter(self.draft_token_ids.tolist())
         return [
             (row, tuple(islice(token_ids, count)))
-            for (row, _), count in zip(self.chunks, self.num_drafts, strict=True)
-            if count
+            for row, count in zip(self.rows_with_drafts.tolist(), self.num_drafts.tolist(), strict=True)
         ]
 
 

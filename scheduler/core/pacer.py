@@ -3,8 +3,9 @@
 from scheduler.core.messages import Plan
 from scheduler.core.pacing.pace import Pace, StepLimit, StepTiming
 from scheduler.core.pacing.prices import StepWork, pairs_of
-from scheduler.core.state.decodes import Advanced, Selection, size_of
-from scheduler.core.state.running import PlanDraft, StepInFlight
+from scheduler.core.state.decodes import Selection, size_of
+from scheduler.core.state.plan_draft import PlanDraft
+from scheduler.core.state.running import StepInFlight
 from scheduler.core.state.state import State
 
 
@@ -19,9 +20,9 @@ class Pacer:
         if not len(state.decodes) and not state.running.drafting:
             return None
         work = StepWork(
-            num_decode_tokens=size_of(selection) + sum(count for _, count in draft.chunks),
+            num_decode_tokens=size_of(selection) + draft.num_forced_tokens,
             num_context_tokens=state.decodes.num_context_tokens(selection)
-            + sum(sequence.num_computed_tokens for sequence, _ in draft.chunks),
+            + sum(sequence.num_computed_tokens for sequence in draft.forced),
         )
         return self._pace.limit(work, num_steps=self._num_steps)
 
@@ -33,28 +34,14 @@ class Pacer:
         is_dealt = settings.num_stages > 1 or self._state.decodes.num_holding > 0
         return settings.max_steps_in_flight if is_dealt else 1
 
-    def note_plan(self, plan: Plan, draft: PlanDraft, decodes: Advanced, limit: StepLimit | None, now: float) -> None:
-        """Notes what a plan computes, and when it was made. decodes: those without drafts."""
-        state, pace = self._state, self._pace
-        positions, speculative = decodes[2], draft.speculative
-        num_decode_tokens, num_context_tokens = len(positions), int(positions.sum())
-        num_prefill_tokens = num_pairs = 0
-        for sequence, count in draft.chunks:
-            if sequence.drafts:
-                num_decode_tokens += count
-                num_context_tokens += sequence.num_computed_tokens
-            else:
-                num_prefill_tokens += count
-                num_pairs += pairs_of(sequence.num_computed_tokens - count, count)
-        if speculative is not None:
-            num_drafts = int(speculative.counts.sum())
-            num_decode_tokens += len(speculative.rows) + num_drafts
-            num_context_tokens += int(speculative.positions.sum()) + num_drafts
+    def note_plan(self, plan: Plan, draft: PlanDraft, limit: StepLimit | None, now: float) -> None:
+        """Notes what a plan computes, and when it was made."""
+        state, pace, chunks = self._state, self._pace, draft.chunks
         work = StepWork(
-            num_prefill_tokens=num_prefill_tokens,
-            num_pairs=num_pairs,
-            num_decode_tokens=num_decode_tokens,
-            num_context_tokens=num_context_tokens,
+            num_prefill_tokens=plan.num_prefill_tokens,
+            num_pairs=sum(pairs_of(sequence.num_computed_tokens - count, count) for sequence, count in chunks),
+            num_decode_tokens=plan.num_decodes + len(plan.draft_token_ids),
+            num_context_tokens=plan.num_context_tokens - sum(sequence.num_computed_tokens for sequence, _ in chunks),
             num_embeddings=state.items.num_encoded if plan.encoded_items else 0,
         )
         is_limited = limit is not None and limit.is_used

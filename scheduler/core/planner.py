@@ -8,9 +8,9 @@ from scheduler.core.pacing.pace import StepLimit
 from scheduler.core.policies import PREEMPTION_POLICIES, Chunking
 from scheduler.core.speculation import Speculator
 from scheduler.core.state.blocks import num_blocks_for
-from scheduler.core.state.decodes import Advanced, Selection, size_of
+from scheduler.core.state.decodes import Selection, size_of
+from scheduler.core.state.plan_draft import PlanDraft
 from scheduler.core.state.request import Sequence, SequenceStatus
-from scheduler.core.state.running import PlanDraft
 from scheduler.core.state.state import State
 from scheduler.core.state.waiting import OUTPUT_TOKEN_COST
 
@@ -54,15 +54,16 @@ class Planner:
             # A prefill has preempted a selected sequence.
             selection = self._those_with_room(size_of(selection))
         if self._speculator is not None and size_of(selection):
-            num_left = settings.max_num_batched_tokens - size_of(selection) - sum(count for _, count in draft.chunks)
+            num_left = settings.max_num_batched_tokens - size_of(selection)
+            num_left -= draft.num_forced_tokens + draft.num_prefill_tokens
             if limit is not None and limit.is_used:
                 num_left = min(num_left, limit.num_drafts)
             selection = self._speculator.choose(selection, draft, num_left)
-        if not draft.chunks and not size_of(selection) and draft.speculative is None:
+        if not (draft.chunks or draft.forced or size_of(selection) or draft.speculative is not None):
             return None
-        plan, advanced = self._finish(draft, selection)
+        plan = self._finish(draft, selection)
         if self._pacer is not None:
-            self._pacer.note_plan(plan, draft, advanced, limit, now)
+            self._pacer.note_plan(plan, draft, limit, now)
         return plan
 
     def plan_empty(self) -> Plan | None:
@@ -70,7 +71,7 @@ class Planner:
         if len(self._state.in_flight) >= self._state.settings.max_steps_in_flight:
             return None
         self._state.stats.num_empty_steps += 1
-        return self._finish(PlanDraft(), _NONE)[0]
+        return self._finish(PlanDraft(), _NONE)
 
     def _isolate(self, now: float) -> bool:
         """Lets only one suspect run. False if the steps of the previous one must return first."""
@@ -183,7 +184,7 @@ class Planner:
             count = len(sequence.drafts)
             fits = self._grow(sequence, sequence.num_computed_tokens + 1 + count, draft, now)
             assert fits, "the drafts were cut to what fits"
-            draft.compute(sequence, 1 + count, state.step + 1)
+            draft.force(sequence, state.step + 1)
             state.stats.num_draft_tokens += count
 
     def _prefill(self, draft: PlanDraft, budget: int, now: float, limit: StepLimit | None = None) -> None:
@@ -225,7 +226,7 @@ class Planner:
         chunking.spend(count, missing, num_tokens)
         if sequence.group.items:
             state.items.take(sequence, sequence.num_computed_tokens + count, chunking.limit)
-        draft.compute(sequence, count, state.step + 1)
+        draft.prefill(sequence, count, state.step + 1)
         state.prefix_cache.publish(sequence)
         moment = Moment.SCHEDULED if count == missing else Moment.CHUNKED
         self._note(sequence, moment, now, count)
@@ -370,8 +371,7 @@ class Planner:
             sequence.group.number, moment, now, choice=sequence.choice, step=state.step + 1, num_tokens=num_tokens
         )
 
-    def _finish(self, draft: PlanDraft, selection: Selection) -> tuple[Plan, Advanced]:
-        """Returns the plan, and what `Decodes.advance` returned for it."""
+    def _finish(self, draft: PlanDraft, selection: Selection) -> Plan:
         state = self._state
         decodes = state.decodes
         state.step += 1
@@ -389,7 +389,7 @@ class Planner:
         state.stats.num_steps += 1
         if self._speculator is not None:
             self._speculator.ask(plan, awaited)
-        return plan, advanced
+        return plan
 
 
 def _num_lacking(sequence: Sequence, count: int, block_size: int) -> int:

@@ -6,8 +6,9 @@ from scheduler.core.drafting.drafting import Drafting
 from scheduler.core.drafting.lengths import OutputLengths
 from scheduler.core.messages import Plan
 from scheduler.core.state.decodes import Selection
+from scheduler.core.state.plan_draft import PlanDraft, RowsWithDrafts
 from scheduler.core.state.request import Sequence
-from scheduler.core.state.running import PlanDraft, SpeculativeRows, StepInFlight
+from scheduler.core.state.running import StepInFlight
 from scheduler.core.state.state import State
 from scheduler.core.state.waiting import OUTPUT_TOKEN_COST
 
@@ -93,7 +94,7 @@ class Speculator:
         """
         drafting, decodes = self._drafting, self._state.decodes
         indices = np.arange(selection.stop) if isinstance(selection, slice) else selection
-        num_tokens = len(indices) + sum(count for _, count in draft.chunks)
+        num_tokens = len(indices) + draft.num_forced_tokens + draft.num_prefill_tokens
         if drafting.rest(len(indices), num_tokens):
             return selection
         # A sequence in a step in flight can't get any.
@@ -158,11 +159,12 @@ class Speculator:
     def _advance(self, indices: np.ndarray, counts: np.ndarray, token_ids: np.ndarray, draft: PlanDraft) -> None:
         state = self._state
         rows, generations, positions = state.decodes.advance_drafts(indices, counts)
-        draft.speculative = SpeculativeRows(
-            rows=rows, generations=generations, positions=positions, counts=counts, token_ids=token_ids
+        chosen = token_ids[np.arange(token_ids.shape[1]) < counts[:, None]]
+        draft.speculative = RowsWithDrafts(
+            rows=rows, generations=generations, positions=positions, counts=counts, token_ids=chosen
         )
         state.stats.num_drafts += len(rows)
-        num_tokens = int(counts.sum())
+        num_tokens = len(chosen)
         state.stats.num_draft_tokens += num_tokens
         state.stats.num_speculated_tokens += num_tokens
 

@@ -183,9 +183,10 @@ class StepCodec:
             wire.swap_out_host_blocks.extend([host for _, host in plan.swapped_out])
             wire.swap_in_host_blocks.extend([host for host, _ in plan.swapped_in])
             wire.swap_in_blocks.extend([block for _, block in plan.swapped_in])
-        if plan.num_drafts:
-            wire.num_drafts.extend(plan.num_drafts)
-            wire.draft_token_ids.extend(plan.draft_token_ids)
+        if plan.has_drafts:
+            wire.rows_with_drafts = plan.rows_with_drafts.astype("<u2", copy=False).tobytes()
+            wire.num_drafts = plan.num_drafts.astype(_INT32, copy=False).tobytes()
+            wire.draft_token_ids = plan.draft_token_ids.astype(_INT32, copy=False).tobytes()
         if plan.wanted_drafts:
             wire.drafting_rows.extend([row for row, _ in plan.wanted_drafts])
             wire.num_wanted_drafts.extend([count for _, count in plan.wanted_drafts])

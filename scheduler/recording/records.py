@@ -90,6 +90,7 @@ class PlanRecord(Record):
     new_blocks: list[int]
     # uint16; None: the same as in the previous plan.
     decode_rows: bytes | None
+    # Rows with drafts, too, before the others.
     chunks: list[tuple[int, int]]
     drafts: list[tuple[int, tuple[int, ...]]]
     wanted_drafts: list[tuple[int, int]] = []
@@ -190,6 +191,7 @@ _DIGEST_SIZE = 16
 
 def plan_record(plan: Plan) -> PlanRecord:
     """Converts a plan without `sampling`. Equal plans give equal records."""
+    drafts = plan.drafts
     return PlanRecord(
         step=plan.step,
         freed_rows=plan.freed_rows,
@@ -201,8 +203,8 @@ def plan_record(plan: Plan) -> PlanRecord:
         num_new_blocks=plan.num_new_blocks,
         new_blocks=plan.new_blocks,
         decode_rows=_to_bytes(plan.decode_rows, _ROWS),
-        chunks=plan.chunks,
-        drafts=plan.drafts,
+        chunks=[*((row, 1 + len(token_ids)) for row, token_ids in drafts), *plan.chunks],
+        drafts=drafts,
         wanted_drafts=plan.wanted_drafts,
         dropped_items=plan.dropped_items,
         forgotten_items=plan.forgotten_items,

@@ -74,7 +74,7 @@ class StepPipeline:
         began = time.monotonic()
         self._outputs.append(self._core.apply(outcome.result, now))
         # The time of its plan is part of the step's.
-        self._costs.note_scheduling(time.monotonic() - began, has_drafts=bool(plan.num_drafts))
+        self._costs.note_scheduling(time.monotonic() - began, has_drafts=plan.has_drafts)
         if self._core.settings.speculation is not None and self._costs.may_have_news and (costs := self._costs.take()):
             self._core.set_costs(costs)
         return []

@@ -32,7 +32,7 @@ class RequestSpans:
         """Remembers a plan with prefills. now: the time that Core.schedule was given."""
         if plan.step == 1:
             self._in_flight.clear()
-        if len(plan.chunks) > plan.num_rows_with_drafts:
+        if plan.chunks:
             key = self._in_flight[plan.step] = plan.step, now
             self._steps[key] = plan.num_tokens, None
             if len(self._steps) > _MAX_STEPS:

@@ -35,9 +35,7 @@ class StepWatch:
         # Void steps never return; their numbers come again in the next epoch.
         if len(self._in_flight) >= _MOST_STEPS:
             self._in_flight.clear()
-        num_drafts = len(plan.draft_token_ids)
-        num_decodes = len(plan.decode_rows) + plan.num_rows_with_drafts
-        self._in_flight[plan.step] = num_decodes, num_drafts, plan.num_tokens - num_decodes - num_drafts
+        self._in_flight[plan.step] = plan.num_decodes, len(plan.draft_token_ids), plan.num_prefill_tokens
 
     def note_returned(self, step: int, seconds: float, now: float) -> None:
         noted = self._in_flight.pop(step, None) if self._in_flight else None

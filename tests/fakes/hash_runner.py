@@ -219,7 +219,7 @@ class HashRunner:
         assert len({row for row, _ in scheduled}) == len(scheduled), "rows: one occurs twice"
         num_tokens = sum(count for _, count in scheduled)
         assert num_tokens <= self.options.max_num_batched_tokens, "num_tokens: beyond the budget"
-        assert not plan.num_drafts, "num_drafts: this worker has no drafts"
+        assert not plan.rows_with_drafts, "rows_with_drafts: this worker has no drafts"
         result = step_pb2.StepResult(epoch=plan.epoch, step=plan.step)
         starts = {row: self._rows[row].num_computed_tokens for row, _ in scheduled}
         for row, count in scheduled:

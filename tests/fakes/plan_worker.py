@@ -253,19 +253,18 @@ class PlanWorker:
 
     def _batch(self, plan: Plan) -> list[tuple[WorkerRow, int]]:
         assert plan.decode_rows.dtype == np.uint16
-        numbers = plan.decode_rows.tolist() + [row for row, _ in plan.chunks]
+        assert plan.rows_with_drafts.dtype == np.uint16
+        assert plan.num_drafts.dtype == plan.draft_token_ids.dtype == np.int32
+        assert plan.num_drafts.sum() == len(plan.draft_token_ids), "drafts of no row, or too few"
+        numbers = [row for row, _ in plan.batch]
         assert len(set(numbers)) == len(numbers), "a row is scheduled twice"
         assert {planned.row for planned in plan.new_rows} <= set(numbers), "a new row idles"
         assert plan.num_tokens <= self.max_num_batched_tokens, "over the token budget"
-        batch = []
-        for number in plan.decode_rows.tolist():
-            row = self.rows[number]
-            assert row.num_lacking == 1, f"row {number} decodes, but lacks {row.num_lacking} tokens"
-            batch.append((row, 1))
-        for number, count in plan.chunks:
-            assert count >= 1
-            batch.append((self.rows[number], count))
-        return batch
+        assert all(count >= 1 for _, count in plan.chunks)
+        for number in [*plan.decode_rows.tolist(), *plan.rows_with_drafts.tolist()]:
+            lacking = self.rows[number].num_lacking
+            assert lacking == 1, f"row {number} decodes, but lacks {lacking} tokens"
+        return [(self.rows[number], count) for number, count in plan.batch]
 
     def _add_drafts(self, plan: Plan, batch: list[tuple[WorkerRow, int]]) -> dict[int, tuple[int, ...]]:
         """Appends drafts to the tokens of their rows, until they are verified. Returns the drafts by sequence."""

@@ -14,11 +14,11 @@ def count_plan(world: World, plan: Plan, result: Result) -> None:
     """Counts what a plan shows that the worker has just executed."""
     seen = world.seen
     seen["decode steps"] += not plan.chunks
-    seen["mixed steps"] += bool(plan.chunks) and len(plan.decode_rows) > 0
+    seen["mixed steps"] += bool(plan.chunks) and plan.num_decodes > 0
     seen["several plans in flight"] += len(world.in_flight) > 1
     seen["three plans in flight"] += len(world.in_flight) > 2
     seen["look-ahead blocks given back"] += len(plan.trimmed_rows)
-    seen["drafts planned"] += sum(len(drafts) for _, drafts in plan.drafts)
+    seen["drafts planned"] += len(plan.draft_token_ids)
     seen["drafts wanted"] += len(plan.wanted_drafts)
     speculation = world.settings.speculation
     if speculation is not None and not speculation.workers_draft:

@@ -155,7 +155,7 @@ MUTANTS = [
         "a shared block is freed as soon as one of its readers ends",
     ),
     _mutant(
-        "preempted-row-grows", "core.state.running",
+        "preempted-row-grows", "core.state.plan_draft",
         "            if sequence.generation == generation:\n                plan.grown_rows",
         "            if True:\n                plan.grown_rows",
         "the workers get blocks for a row that was preempted in the same step",
@@ -303,7 +303,7 @@ MUTANTS = [
         "an output that repeats itself goes on",
     ),
     _mutant(
-        "end-tokens-unseen", "core.state.end_tokens", "            self._mask[token] = True\n", "",
+        "end-tokens-unseen", "core.state.endings", "            self._mask[token] = True\n", "",
         "an end-of-sequence token ends nothing",
     ),
     _mutant(

@@ -23,7 +23,7 @@ class StepTimes:
         self._noise = choose.choice([0.0, 0.0, 0.1, 0.5])
 
     def seconds(self, plan: Plan) -> float:
-        num_in_chunks = sum(count for _, count in plan.chunks)
+        num_in_chunks = plan.num_tokens - len(plan.decode_rows)
         seconds = self._step + self._token * plan.num_tokens + self._pair * num_in_chunks * plan.num_context_tokens
         return seconds * (1 + self._noise * self._choose.random())
 
@@ -34,9 +34,7 @@ def check_pace(world: World, plan: Plan) -> None:
     if not settings.inter_token_latency_target or not settings.enable_chunked_prefill:
         assert not plan.predicted_seconds, "a limit that was not asked for"
         return
-    rows, drafting = world.worker.rows, {row for row, _ in plan.drafts}
-    prefills = [(row, count) for row, count in plan.chunks if row not in drafting]
-    num_tokens = sum(count for _, count in prefills)
+    rows, prefills, num_tokens = world.worker.rows, plan.chunks, plan.num_prefill_tokens
     running = [sequence.row for sequence in world.by_generation.values() if sequence.row is not None]
     # The core learns only from the result that a row has failed.
     is_decoding = any(rows[row].has_sampled or rows[row].has_failed for row in running)

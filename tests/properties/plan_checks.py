@@ -37,7 +37,7 @@ def check_plan(world: World, plan: Plan) -> int:
     assert sorted(plan.freed_rows) == sorted(world.rows_to_free), "not the rows that have become free"
     named = {row for flight in world.in_flight for row in flight.rows}
     assert not named & {planned.row for planned in plan.new_rows}, "a row is given away while a step that names it runs"
-    batch = set(plan.decode_rows.tolist()) | {row for row, _ in plan.chunks}
+    batch = set(dict(plan.batch))
     rows = {sequence.row for sequence in world.by_generation.values()} | {planned.row for planned in plan.new_rows}
     assert batch <= rows, "a row without a sequence is scheduled"
     assert len(rows) <= settings.max_num_seqs
@@ -54,7 +54,7 @@ def check_plan(world: World, plan: Plan) -> int:
 
 def _check_constrained(world: World, plan: Plan, named: set[int]) -> None:
     """A held sequence, or one that waits for its forced tokens, is in one step at a time."""
-    going_on = {*plan.decode_rows.tolist(), *(row for row, _ in plan.drafts)}
+    going_on = {*plan.decode_rows.tolist(), *plan.rows_with_drafts.tolist()}
     for sequence in world.by_generation.values():
         if sequence.row in going_on:
             is_held = sequence.request.is_constrained and world.settings.holds_constrained
@@ -88,7 +88,7 @@ def check_found_blocks(world: World, plan: Plan) -> None:
 def _check_drafts(world: World, plan: Plan) -> None:
     settings = world.settings
     known_later = {row for flight in world.in_flight for row, _ in flight.plan.drafts}
-    batch = set(plan.decode_rows.tolist()) | {row for row, _ in plan.chunks}
+    batch = set(dict(plan.batch))
     assert not known_later & batch, "a sequence goes on before its drafts are verified"
     by_row = {sequence.row: sequence for sequence in world.by_generation.values()}
     for row, drafts in plan.drafts:
@@ -107,7 +107,6 @@ def _check_drafts(world: World, plan: Plan) -> None:
 def _check_kinds(world: World, plan: Plan) -> None:
     """Without chunked prefill, prefills are whole and not mixed with decodes; with it, few are left unfinished."""
     settings = world.settings
-    num_drafts = {row: len(drafts) for row, drafts in plan.drafts}
     new = {planned.row: planned for planned in plan.new_rows}
     prefills = []
     num_partial = num_long = 0
@@ -118,8 +117,6 @@ def _check_kinds(world: World, plan: Plan) -> None:
         else:
             lacking = world.worker.rows[row].num_lacking
         if world.worker.rows.get(row) is not None and world.worker.rows[row].has_failed and row not in new:
-            continue
-        if row in num_drafts and lacking == 1:
             continue
         prefills.append(row)
         threshold = settings.long_prefill_token_threshold
@@ -134,7 +131,7 @@ def _check_kinds(world: World, plan: Plan) -> None:
     else:
         # A context that is computed again may be longer than any prompt that was accepted.
         assert not num_partial or is_over_budget, "a prefill is not whole"
-        is_mixed = prefills and len(prefills) < len(plan.decode_rows) + len(plan.chunks)
+        is_mixed = prefills and len(prefills) < len(plan.batch)
         assert not is_mixed, "prefills are mixed with decodes"
 
 
@@ -173,8 +170,7 @@ def _check_decodes(world: World, plan: Plan, batch: set[int]) -> None:
     settings = world.settings
     if world.is_isolating:
         return
-    drafting = {row for row, _ in plan.drafts}
-    if not settings.enable_chunked_prefill and {row for row, _ in plan.chunks} - drafting:
+    if not settings.enable_chunked_prefill and plan.chunks:
         return
     rows = world.worker.rows
     decodes = {
@@ -190,7 +186,7 @@ def _check_decodes(world: World, plan: Plan, batch: set[int]) -> None:
     ]
     if left_out:
         # Stages share out the decodes, except those with drafts.
-        taken = decodes.keys() & batch - (drafting if settings.num_stages > 1 else set())
+        taken = decodes.keys() & batch - set(plan.rows_with_drafts.tolist() if settings.num_stages > 1 else ())
         late = [decodes[row].key for row in taken if decodes[row].order > min(left_out)]
         assert not late, f"decodes of {late} go before an earlier one"
         world.seen["decodes beyond the budget"] += 1

@@ -188,7 +188,7 @@ class World:
         take_wanted(self)
         self.spoiled -= self.worker.renewed
         check_found_blocks(self, plan)
-        self.in_flight.append(Flight(plan, result, frozenset(plan.decode_rows.tolist() + [r for r, _ in plan.chunks])))
+        self.in_flight.append(Flight(plan, result, frozenset(dict(plan.batch))))
         count_plan(self, plan, result)
         late = [sequence.key for sequence in self.live.values() if self.num_plans > sequence.last_plan]
         if self.settings.preemption_policy == "whole_context":

@@ -70,12 +70,12 @@ class Decodes:
         Returns None, and changes nothing, if the plan also has other rows or is invalid: `Rows.schedule` then reports
         what is wrong.
         """
-        if plan.num_drafts:
+        if plan.rows or plan.num_tokens or len(plan.decode_rows) % 2:
+            return None
+        if plan.rows_with_drafts or plan.num_drafts or plan.draft_token_ids:
             num_drafts_S = self._name_with_drafts(plan)
             if num_drafts_S is None:
                 return None
-        elif plan.rows or plan.num_tokens or plan.draft_token_ids or len(plan.decode_rows) % 2:
-            return None
         else:
             num_drafts_S = None
             if plan.decode_rows != self._decode_rows or self._batch_rows.num_drafts_N is not None:
@@ -100,28 +100,19 @@ class Decodes:
         self._step.drafts = None if num_drafts_S is None else self._drafts.ctypes.data
 
     def _name_with_drafts(self, plan: step_pb2.StepPlan) -> np.ndarray | None:
-        """Returns the drafts of each row; None if a row computes more than its last token and its drafts."""
-        num_named = len(plan.rows)
-        if not num_named == len(plan.num_tokens) == len(plan.num_drafts) or len(plan.decode_rows) % 2:
+        """Returns the drafts of each row; None if they are invalid."""
+        num_rows, num_drafts = len(plan.rows_with_drafts) // 2, len(plan.draft_token_ids) // 4
+        are_whole = len(plan.rows_with_drafts) == 2 * num_rows and len(plan.draft_token_ids) == 4 * num_drafts
+        if not are_whole or len(plan.num_drafts) != 4 * num_rows or not num_rows or not num_drafts:
             return None
-        num_drafts = np.fromiter(plan.num_drafts, np.int64, num_named)
-        num_tokens = np.fromiter(plan.num_tokens, np.int64, num_named)
-        rows = np.fromiter(plan.rows, np.int64, num_named)
-        drafts = np.fromiter(plan.draft_token_ids, np.int64, len(plan.draft_token_ids))
-        if (
-            (num_tokens != num_drafts + 1).any()
-            or rows.max() >= self._rows.max_num_seqs
-            or num_drafts.sum() != len(drafts)
-            or (len(drafts) and drafts.max() >= self._rows.vocab_size)
-        ):
+        counts, drafts = np.frombuffer(plan.num_drafts, "<i4"), np.frombuffer(plan.draft_token_ids, "<i4")
+        if counts.min() < 1 or counts.sum() != num_drafts or drafts.min() < 0 or drafts.max() >= self._rows.vocab_size:
             return None
-        self._drafts = drafts
-        if plan.decode_rows:
-            decode_rows = np.frombuffer(plan.decode_rows, "<u2")
-            rows = np.concatenate((decode_rows, rows))
-            num_drafts = np.concatenate((np.zeros(len(decode_rows), np.int64), num_drafts))
-        self._name(rows.astype("<u2"), num_drafts)
-        return num_drafts
+        self._drafts = drafts.astype(np.int64)
+        num_drafts_S = np.zeros(len(plan.decode_rows) // 2 + num_rows, np.int64)
+        num_drafts_S[-num_rows:] = counts
+        self._name(np.frombuffer(plan.decode_rows + plan.rows_with_drafts, "<u2"), num_drafts_S)
+        return num_drafts_S
 
     def end(self, scores: Greedy, result: step_pb2.StepResult) -> bool:
         """Appends the likeliest tokens to the rows of the latest step, up to and including the first that differs from

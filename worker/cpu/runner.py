@@ -14,6 +14,7 @@ from worker.cpu.decodes import Decodes
 from worker.cpu.executor import CpuModel
 from worker.cpu.stage_traffic import ExpectedStep, StageTraffic
 from worker.encoders.items import Items, check_no_items
+from worker.errors import PlanError
 from worker.layers.kv_cache import KVCache
 from worker.models.drafting.drafter import Drafter
 from worker.parallel.groups import Groups
@@ -22,8 +23,9 @@ from worker.sampling.sampler import Greedy, Logits, Scores
 from worker.step.batch import InputBatch, build_batch, put_items
 from worker.step.inputs import BatchRows
 from worker.step.masks import begin_masks, find_forced, step_masks
+from worker.step.plans import planned_swaps
 from worker.step.results import ScoredPrompt, StepTokens, put_columns, sample_rows, scored_prompts
-from worker.step.rows import PlanError, Rows, planned_swaps
+from worker.step.rows import Rows
 from worker.step.runner import DoneResult
 from worker.step.warm_up import warm_up_plans
 
@@ -52,8 +54,10 @@ class SwapSpace:
 
 def _check_states(plan: step_pb2.StepPlan, block_size: int) -> None:
     """Raises PlanError for what states cannot do: a block holds that after its last computed token, and no other."""
-    if plan.num_drafts:
-        raise PlanError("num_drafts: the layers carry a state from token to token, which cannot go back over a draft")
+    if plan.rows_with_drafts:
+        raise PlanError(
+            "rows_with_drafts: the layers carry a state from token to token, which cannot go back over a draft"
+        )
     for new in plan.new_rows:
         if new.num_computed_tokens % block_size:
             raise PlanError(

@@ -17,6 +17,7 @@ import torch
 from protos import step_pb2
 from worker.parallel.groups import PipelineLink, Transfer
 from worker.step.inputs import BatchRows
+from worker.step.plans import decoding_rows, num_drafts_of
 from worker.step.results import StepTokens
 from worker.step.rows import Rows
 
@@ -107,8 +108,8 @@ class StageTraffic:
 
     def expect(self, plan: step_pb2.StepPlan) -> ExpectedStep:
         """Begins to receive what the other stages will send for a step. Raises CollectiveError."""
-        num_decodes = len(plan.decode_rows) // 2
-        num_tokens, num_rows = num_decodes + sum(plan.num_tokens), num_decodes + len(plan.rows)
+        num_decodes, num_drafts = len(decoding_rows(plan)), num_drafts_of(plan)
+        num_tokens, num_rows = num_decodes + num_drafts + sum(plan.num_tokens), num_decodes + len(plan.rows)
         stream = said = None
         if num_tokens > self._rows.max_num_batched_tokens or num_rows > self._rows.max_num_seqs:
             # Too large: `Rows.schedule` refuses it when its turn comes.
@@ -116,7 +117,7 @@ class StageTraffic:
         if not self.is_first and num_tokens:
             stream = self._receive(torch.empty(num_tokens, self._hidden_size), self._link.stage - 1, plan, _STREAM)
         if not self.is_last and num_rows:
-            size = 2 * num_rows + sum(plan.num_drafts)
+            size = 2 * num_rows + num_drafts
             said = self._receive(torch.empty(size, dtype=torch.int32), self._link.num_stages - 1, plan, _SAID)
         return ExpectedStep(stream, said)
 
@@ -177,15 +178,16 @@ class StageTraffic:
 
 
 def _named_rows(plan: step_pb2.StepPlan) -> np.ndarray:
-    decode_rows = np.frombuffer(plan.decode_rows[: len(plan.decode_rows) // 2 * 2], "<u2")
     others = (*plan.rows, *plan.freed_rows, *plan.trimmed_rows, *plan.grown_rows)
-    return np.concatenate((decode_rows, np.array(others, np.int64)))
+    return np.concatenate((decoding_rows(plan), np.array(others, np.int64)))
 
 
 def _layout(plan: step_pb2.StepPlan, num_rows: int) -> SampledTokens:
     num_drafts_S = np.zeros(num_rows, np.int64)
-    if plan.num_drafts:
-        num_drafts_S[-len(plan.num_drafts) :] = plan.num_drafts
+    if plan.rows_with_drafts:
+        first = len(plan.decode_rows) // 2
+        counts = np.frombuffer(plan.num_drafts, "<i4")
+        num_drafts_S[first : first + len(counts)] = counts
     return SampledTokens(num_drafts_S)
 
 

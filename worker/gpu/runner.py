@@ -21,8 +21,9 @@ from worker.parallel.groups import Groups
 from worker.step.batch import Gathered, gather
 from worker.step.inputs import PromptScores, Scheduled, StepInputs, StepOutputs
 from worker.step.masks import begin_masks, find_forced
+from worker.step.plans import decoding_rows, planned_swaps
 from worker.step.results import BegunStep, ScoredPrompt, scored_prompts
-from worker.step.rows import Rows, planned_swaps
+from worker.step.rows import Rows
 from worker.step.warm_up import warm_up_plans
 
 _log = logging.getLogger("octavo.worker")
@@ -194,8 +195,7 @@ class GpuRunner:
         self.reset()
 
     def _refuse_unsettled(self, plan: step_pb2.StepPlan) -> None:
-        decode_rows = np.frombuffer(plan.decode_rows[: len(plan.decode_rows) // 2 * 2], "<u2").tolist()
-        named = self._unsettled_rows.intersection([*decode_rows, *plan.rows])
+        named = self._unsettled_rows.intersection([*decoding_rows(plan).tolist(), *plan.rows])
         if named:
             raise PlanError(
                 f"rows: row {min(named)} is named in step {plan.step}, but an earlier step with drafts of that row, or "

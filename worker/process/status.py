@@ -223,7 +223,7 @@ class HeartbeatThread(threading.Thread):
 
 
 # Bytes per entry of the columns in step.proto.
-_DECODE_ROW_BYTES, _TOKEN_ID_BYTES = 2, 4
+_ROW_BYTES, _TOKEN_ID_BYTES = 2, 4
 _STEP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -288,7 +288,8 @@ class WorkerMetrics:
         self._part_seconds.labels("forward").inc(timing.forward)
         self._part_seconds.labels("sample").inc(timing.sample)
         self._part_seconds.labels("other").inc(max(0.0, timing.total - timing.forward - timing.sample))
-        self._tokens.inc(len(plan.decode_rows) // _DECODE_ROW_BYTES + sum(plan.num_tokens))
+        num_decodes = (len(plan.decode_rows) + len(plan.rows_with_drafts)) // _ROW_BYTES
+        self._tokens.inc(num_decodes + len(plan.draft_token_ids) // _TOKEN_ID_BYTES + sum(plan.num_tokens))
         self._sampled.inc(len(result.token_ids) // _TOKEN_ID_BYTES)
         if plan.swap_out_blocks or plan.swap_in_blocks:
             self._swapped.labels("out").inc(len(plan.swap_out_blocks))

@@ -3,8 +3,6 @@
 Shape suffixes: R permanent rows, S scheduled rows, T tokens of the step, B blocks of a row's table.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from protos import step_pb2
@@ -13,18 +11,7 @@ from worker.sampling.grammars import Grammars
 from worker.sampling.state import SamplingState
 from worker.step.inputs import LAST_SAMPLED, RowChanges, Scheduled
 from worker.step.items import ItemRows, ItemTokens
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedSwaps:
-    """Block copies of a plan: first KV blocks out_blocks[i] to host blocks out_host_blocks[i], then host blocks
-    in_host_blocks[i] to KV blocks in_blocks[i]. int64."""
-
-    out_blocks: np.ndarray
-    out_host_blocks: np.ndarray
-    in_host_blocks: np.ndarray
-    in_blocks: np.ndarray
-
+from worker.step.plans import column_of
 
 # Results carry sequences as int64.
 _LARGEST_SEQUENCE = 2**63 - 1
@@ -252,29 +239,29 @@ class Rows:
 
         Raises PlanError; then only `clear` may follow.
         """
-        decode_rows = np.frombuffer(plan.decode_rows, "<u2") if len(plan.decode_rows) % 2 == 0 else None
-        if decode_rows is None:
-            raise PlanError(f"decode_rows: {len(plan.decode_rows)} bytes, but entries have 2 bytes each")
+        decode_rows = column_of(plan.decode_rows, "decode_rows", "<u2")
+        drafting_rows = column_of(plan.rows_with_drafts, "rows_with_drafts", "<u2")
         chunk_rows, chunk_counts = _ids(plan.rows), _ids(plan.num_tokens)
-        if may_be_empty and not (plan.decode_rows or plan.rows or plan.num_tokens or plan.num_drafts):
+        if may_be_empty and not (plan.decode_rows or plan.rows_with_drafts or plan.rows or plan.num_tokens):
             return Scheduled(rows_S=chunk_rows, num_tokens_S=chunk_counts)
-        if len(chunk_counts) != len(chunk_rows) or not len(decode_rows) + len(chunk_rows):
+        num_decodes = len(decode_rows) + len(drafting_rows)
+        if len(chunk_counts) != len(chunk_rows) or not num_decodes + len(chunk_rows):
             raise PlanError(
                 f"num_tokens: {len(chunk_counts)} entries for {len(chunk_rows)} rows; give one for each, and at least "
-                f"one row, here or in decode_rows"
+                f"one row, here, in decode_rows or in rows_with_drafts"
             )
-        rows_S = self._live(np.concatenate((decode_rows.astype(np.int64), chunk_rows)), "rows")
-        counts_S = np.ones(len(rows_S), np.int64)
-        counts_S[len(decode_rows) :] = chunk_counts
+        rows_S = self._live(np.concatenate((decode_rows, drafting_rows, chunk_rows), dtype=np.int64), "rows")
+        drafts_S, drafting_S = None, slice(len(decode_rows), num_decodes)
+        if plan.rows_with_drafts or plan.num_drafts or plan.draft_token_ids:
+            drafts_S = np.zeros(len(rows_S), np.int64)
+            drafts_S[drafting_S] = self._put_drafts(plan, rows_S[drafting_S])
+        counts_S = np.ones(len(rows_S), np.int64) if drafts_S is None else 1 + drafts_S
+        counts_S[num_decodes:] = chunk_counts
         if counts_S.min() < 1 or counts_S.sum() > self.max_num_batched_tokens:
             raise PlanError(
                 f"num_tokens: the least is {counts_S.min()}, the sum {counts_S.sum()}; each must be at least 1, and "
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}"
             )
-        drafts_S = None
-        if plan.num_drafts or plan.draft_token_ids:
-            drafts_S = np.zeros(len(rows_S), np.int64)
-            drafts_S[len(decode_rows) :] = self._put_drafts(plan, chunk_rows)
         after_S = self.num_computed_tokens_R[rows_S] + counts_S
         for wrong_S, what, limit_S in (
             (after_S > self.num_tokens_R[rows_S], "tokens known:", self.num_tokens_R[rows_S]),
@@ -287,9 +274,7 @@ class Rows:
                     f"num_tokens: row {rows_S[i]} would have {after_S[i]} tokens computed; {what} {limit_S[i]}"
                 )
         self._check_whole(rows_S[: len(decode_rows)], after_S[: len(decode_rows)], "decode_rows")
-        if drafts_S is not None:
-            has_drafts = drafts_S > 0
-            self._check_whole(rows_S[has_drafts], after_S[has_drafts], "num_drafts")
+        self._check_whole(rows_S[drafting_S], after_S[drafting_S], "rows_with_drafts")
         return Scheduled(rows_S=rows_S, num_tokens_S=counts_S, num_drafts_S=drafts_S)
 
     def _check_whole(self, rows: np.ndarray, after: np.ndarray, field: str) -> None:
@@ -304,14 +289,18 @@ class Rows:
 
     def _put_drafts(self, plan: step_pb2.StepPlan, rows: np.ndarray) -> np.ndarray:
         """Appends drafts to the tokens of their rows. Returns the number of drafts of each row."""
-        counts, token_ids = _ids(plan.num_drafts), _ids(plan.draft_token_ids)
+        counts = column_of(plan.num_drafts, "num_drafts", "<i4").astype(np.int64)
+        token_ids = column_of(plan.draft_token_ids, "draft_token_ids", "<i4")
         if len(counts) != len(rows) or counts.sum() != len(token_ids):
             raise PlanError(
-                f"num_drafts: {len(counts)} entries with the sum {counts.sum()}, for {len(rows)} rows and "
+                f"num_drafts: {len(counts)} entries with the sum {counts.sum()}, for {len(rows)} rows_with_drafts and "
                 f"{len(token_ids)} draft_token_ids"
             )
-        if len(token_ids) and (largest := token_ids.max()) >= self.vocab_size:
-            raise PlanError(f"draft_token_ids: token id {largest}; vocab_size is {self.vocab_size}")
+        if (few := counts < 1).any():
+            raise PlanError(f"num_drafts: {counts[few][0]} for row {rows[few][0]}; a row with drafts has at least 1")
+        wrong = token_ids[(token_ids < 0) | (token_ids >= self.vocab_size)]
+        if len(wrong):
+            raise PlanError(f"draft_token_ids: token id {wrong[0]}; vocab_size is {self.vocab_size}")
         known = self.num_tokens_R[rows]
         beyond = known + counts > self.max_model_len
         if beyond.any():
@@ -342,33 +331,3 @@ class Rows:
 
 def _ids(values) -> np.ndarray:  # a repeated uint32
     return np.fromiter(values, np.int64, len(values))
-
-
-def _swapped_blocks(values, field: str, first: int, last: int) -> np.ndarray:  # a repeated uint32
-    ids = np.fromiter(values, np.int64, len(values))
-    outside = ids[(ids < first) | (ids > last)]
-    if len(outside):
-        raise PlanError(f"{field}: {outside[0]}; there are blocks {first} to {last}")
-    return ids
-
-
-def planned_swaps(plan: step_pb2.StepPlan, *, last_block: int, num_host_blocks: int) -> PlannedSwaps | None:
-    """Returns a plan's swaps, checked, or None. KV blocks that can be allocated are 1 to last_block; host blocks are
-    numbered from 0. Raises PlanError."""
-    if not (plan.swap_out_blocks or plan.swap_out_host_blocks or plan.swap_in_blocks or plan.swap_in_host_blocks):
-        return None
-    swaps = PlannedSwaps(
-        out_blocks=_swapped_blocks(plan.swap_out_blocks, "swap_out_blocks", 1, last_block),
-        out_host_blocks=_swapped_blocks(plan.swap_out_host_blocks, "swap_out_host_blocks", 0, num_host_blocks - 1),
-        in_host_blocks=_swapped_blocks(plan.swap_in_host_blocks, "swap_in_host_blocks", 0, num_host_blocks - 1),
-        in_blocks=_swapped_blocks(plan.swap_in_blocks, "swap_in_blocks", 1, last_block),
-    )
-    for name, sources, targets in (
-        ("swap_out_host_blocks", swaps.out_blocks, swaps.out_host_blocks),
-        ("swap_in_blocks", swaps.in_host_blocks, swaps.in_blocks),
-    ):
-        if len(sources) != len(targets):
-            raise PlanError(f"{name}: {len(targets)} entries for {len(sources)} blocks to copy")
-        if len(np.unique(targets)) != len(targets):
-            raise PlanError(f"{name}: a block is named twice")
-    return swaps

@@ -146,8 +146,9 @@ class Plans:
         decode = pb.StepPlan(epoch=1, step=step, previous_digest=digest, decode_rows=b"\0\0")
         admit = pb.StepPlan(epoch=1, step=step, previous_digest=digest, new_rows=[new], rows=[1], num_tokens=[3])
         drafts = pb.StepPlan(
-            epoch=1, step=step, previous_digest=digest, rows=[0], num_tokens=[3], num_drafts=[2], draft_token_ids=[5, 6]
-        )
+            epoch=1, step=step, previous_digest=digest, rows_with_drafts=b"\0\0", num_drafts=b"\2\0\0\0",
+            draft_token_ids=b"\5\0\0\0\6\0\0\0",
+        )  # fmt: skip
         others = pb.StepPlan(
             epoch=1, step=step, previous_digest=digest, decode_rows=b"\0\0", grown_rows=[0], num_new_blocks=[1],
             new_blocks=[20], trimmed_rows=[0], num_kept_blocks=[2], swap_out_blocks=[30], swap_out_host_blocks=[1],

@@ -94,7 +94,6 @@ class PaperRows:
 
     def apply(self, plan: Plan) -> tuple[StepShape, Result]:
         """Returns the shape of a plan's step and the workers' answer. Plans come in order."""
-        drafts = dict(plan.drafts)
         for new in plan.new_rows:
             row = new.row
             self._sequence_R[row] = new.sequence
@@ -107,23 +106,25 @@ class PaperRows:
         contexts = self._num_computed_R[decodes] + 1
         self._num_computed_R[decodes] = contexts
         num_prefill_tokens = chunk_context = pairs = 0
-        ending: list[int] = []
+        others: list[int] = []
         counts = [1] * len(decodes)
-        for row, count in plan.chunks:
+        num_tokens = [(row, 1 + len(token_ids), token_ids) for row, token_ids in plan.drafts]
+        num_tokens += [(row, count, ()) for row, count in plan.chunks]
+        for row, count, proposed in num_tokens:
             before = int(self._num_computed_R[row])
             self._num_computed_R[row] = context = before + count
             num_prefill_tokens += count
             chunk_context += context
             pairs += count * before + count * (count + 1) // 2
-            proposed = drafts.get(row, ())
             if context == self._num_prompt_R[row] + self._position_R[row] + len(proposed):
-                ending.append(row)
+                others.append(row)
                 num_accepted = self._num_accepted(row, proposed)
                 counts.append(1 + num_accepted)
                 # The KV of rejected drafts is void.
                 self._num_computed_R[row] = context - len(proposed) + num_accepted
-        if ending:
-            sampling = np.concatenate((decodes, ending))
+        if others:
+            sampling = np.concatenate((decodes, others))
+        drafts = plan.has_drafts
         positions = self._position_R[sampling]
         self._position_R[sampling] = positions + (np.array(counts, np.int32) if drafts else 1)
         result = Result(
@@ -137,8 +138,8 @@ class PaperRows:
         shape = StepShape(
             num_decodes=len(decodes),
             num_prefill_tokens=num_prefill_tokens,
-            num_chunks=len(plan.chunks),
-            num_sampled=len(sampling) + sum(map(len, drafts.values())),
+            num_chunks=len(num_tokens),
+            num_sampled=len(sampling) + len(plan.draft_token_ids),
             decode_context=int(contexts.sum()),
             chunk_context=chunk_context,
             attention_pairs=pairs,

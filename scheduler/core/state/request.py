@@ -5,7 +5,7 @@ from enum import Enum
 
 from runtime.block_hashes import items_by_block, token_bytes
 from scheduler.core.messages import ChoiceStart, FinishReason, GroupRequest, SequenceEnd, SequenceKey
-from scheduler.core.state.repetition import RepetitionWatch
+from scheduler.core.state.endings import RepetitionWatch
 
 # Sorts sequences for running, waiting and preemption: the policy's order of the group, then the choice's index in it.
 Order = tuple[float, int, int]

@@ -18,7 +18,7 @@ from scheduler.core.messages import (
 from scheduler.core.pacing.pace import Pace
 from scheduler.core.state.blocks import BlockPool, HostBlocks, PrefixCache, num_blocks_for
 from scheduler.core.state.decodes import Decodes
-from scheduler.core.state.end_tokens import EndTokens
+from scheduler.core.state.endings import EndTokens
 from scheduler.core.state.fault_isolation import FaultIsolation
 from scheduler.core.state.items import Items
 from scheduler.core.state.queue import Admission, Deadlines, why_items_never_fit

@@ -13,7 +13,7 @@ from protos.inference_pb2 import SamplingParams, TokenIds
 from tests.fakes.fake_model import POISON, logits_after
 from tests.fakes.fake_runner import fake_runner
 from tests.fakes.gpu.fake_gpu_runner import fake_gpu_runner
-from tests.support.scheduler.steps import decodes
+from tests.support.scheduler.steps import decodes, drafting
 from worker.cpu.runner import Runner
 from worker.step.runner import DoneResult
 
@@ -124,7 +124,7 @@ def test_drafts_are_verified_alike():
     plans = [
         step_pb2.StepPlan(new_rows=rows, rows=[0, 1], num_tokens=[3, 4]),
         # One row has a right and a wrong draft, the other row only a wrong one.
-        step_pb2.StepPlan(rows=[1, 0], num_tokens=[3, 2], num_drafts=[2, 1], draft_token_ids=[greedy[1], 99, 99]),
+        step_pb2.StepPlan(**drafting({1: [greedy[1], 99], 0: [99]})),
         step_pb2.StepPlan(decode_rows=decodes(0), rows=[1], num_tokens=[1]),
         step_pb2.StepPlan(decode_rows=decodes(0, 1)),
     ]

@@ -41,7 +41,7 @@ class FailingWorkers(CoreDriver):
         if step is None:
             return None
         plan, result = step
-        rows = [*plan.decode_rows.tolist(), *(row for row, _ in plan.chunks)]
+        rows = [row for row, _ in plan.batch]
         keys = {self.core.key_of(self.worker.rows[row].sequence) for row in rows}
         assert None not in keys, "a step computes a sequence that has ended"
         self.in_flight.append((keys, result))  # type: ignore[arg-type]

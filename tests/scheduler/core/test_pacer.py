@@ -46,7 +46,7 @@ class Clocked:
 
 
 def prefill_tokens(plan: Plan) -> int:
-    return sum(count for _, count in plan.chunks)
+    return plan.num_prefill_tokens
 
 
 def test_a_long_prompt_delays_no_token_for_longer_than_the_target():

@@ -8,8 +8,7 @@ def counts(driver: CoreDriver, plan: Plan | None) -> list[tuple[int, int]]:
     """(group, tokens) of a plan in batch order. Must be called before the plan's result is applied."""
     assert plan is not None
     keys = {row: driver.core.key_of(state.sequence) for row, state in driver.worker.rows.items()}
-    batch = [(row, 1) for row in plan.decode_rows.tolist()] + plan.chunks
-    return [(key[0], count) for row, count in batch if (key := keys[row]) is not None]
+    return [(key[0], count) for row, count in plan.batch if (key := keys[row]) is not None]
 
 
 def step_counts(driver: CoreDriver) -> list[tuple[int, int]]:

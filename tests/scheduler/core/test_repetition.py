@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from scheduler.core.messages import ChoiceStart, FinishReason, RepetitionRule, StopRules
-from scheduler.core.state.repetition import RepetitionWatch
+from scheduler.core.state.endings import RepetitionWatch
 from tests.fakes.model import repeats_itself
 from tests.support.scheduler.core import CoreDriver, make_request
 

@@ -126,7 +126,7 @@ def test_only_sequences_that_draft_are_held_to_one_step() -> None:
             flights.append(planned)
             num_drafts += len(planned[0].drafts)
             for row in most_in_flight:
-                named = [row in [*plan.decode_rows.tolist(), *(each for each, _ in plan.chunks)] for plan, _ in flights]
+                named = [row in dict(plan.batch) for plan, _ in flights]
                 if any(row == each for plan, _ in flights for each, _ in plan.drafts):
                     assert sum(named) == 1, "its drafts are not verified yet"
                 most_in_flight[row] = max(most_in_flight[row], sum(named))

@@ -9,7 +9,7 @@ from protos import inference_pb2, step_pb2
 from runtime.wire import PROMPT_LOGPROBS_FRAME_BYTES, plan_digest
 from scheduler.core.messages import ItemSpan, Plan, PlannedRow
 from scheduler.ranks.step_wire import GroupSampling, ResultError, StepCodec
-from tests.support.scheduler.steps import decodes, result_columns
+from tests.support.scheduler.steps import decodes, drafting, result_columns
 
 ITEM = ItemSpan(name=bytes(32), first_token=1, num_tokens=2, num_embeddings=2, grid=(1, 1, 2), time_step=0.5)
 LOGPROBS = inference_pb2.SamplingParams(logprobs=2)
@@ -43,11 +43,12 @@ def test_every_field_of_a_plan_is_sent():
         dropped_items=[31], forgotten_items=[32, 33], encoded_items=[34],
         new_rows=[planned(5, 77, choice=2, num_computed_tokens=1, items=[(34, ITEM)])],
         trimmed_rows=[(3, 4)], grown_rows=[3, 5], num_new_blocks=[1, 2], new_blocks=[20, 21, 22],
-        chunks=[(5, 2), (6, 3)], num_drafts=[0, 2], draft_token_ids=[40, 41],
+        chunks=[(5, 2), (6, 3)], rows_with_drafts=np.array([301, 2], np.uint16), num_drafts=np.array([1, 2], np.int32),
+        draft_token_ids=np.array([40, 41, 70_000], np.int32),
     )  # fmt: skip
     expected = step_pb2.StepPlan(
         epoch=9, step=1, freed_rows=[8, 9], grown_rows=[3, 5], num_new_blocks=[1, 2], new_blocks=[20, 21, 22],
-        decode_rows=decodes(3, 300), rows=[5, 6], num_tokens=[2, 3], num_drafts=[0, 2], draft_token_ids=[40, 41],
+        decode_rows=decodes(3, 300), rows=[5, 6], num_tokens=[2, 3], **drafting({301: [40], 2: [41, 70_000]}),
         swap_out_blocks=[11, 12], swap_out_host_blocks=[0, 1], swap_in_host_blocks=[2], swap_in_blocks=[13],
         trimmed_rows=[3], num_kept_blocks=[4],
         new_rows=[

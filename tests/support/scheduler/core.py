@@ -51,7 +51,7 @@ def make_request(
 
 def counts_of(plan: Plan) -> list[int]:
     """Tokens that each row of the batch computes, in batch order."""
-    return [1] * len(plan.decode_rows) + [count for _, count in plan.chunks]
+    return [count for _, count in plan.batch]
 
 
 def tokens_of(outputs: StepOutputs) -> dict[SequenceKey, list[int]]:

@@ -1,6 +1,6 @@
 """The columns of step messages as lists."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,15 @@ def result_columns(sequences: Iterable[int], positions: Iterable[int], token_ids
         "sequences": np.array(list(sequences), "<i8").tobytes(),
         "positions": np.array(list(positions), "<i4").tobytes(),
         "token_ids": np.array(list(token_ids), "<i4").tobytes(),
+    }
+
+
+def drafting(drafts: Mapping[int, Sequence[int]]) -> dict[str, Any]:
+    """Fields of a StepPlan: rows with drafts, and these."""
+    return {
+        "rows_with_drafts": decodes(*drafts),
+        "num_drafts": np.array([len(each) for each in drafts.values()], "<i4").tobytes(),
+        "draft_token_ids": np.array([token for each in drafts.values() for token in each], "<i4").tobytes(),
     }
 
 

@@ -12,7 +12,7 @@ from protos.inference_pb2 import SamplingParams
 from runtime.wire import PROMPT_LOGPROBS_FRAME_BYTES
 from tests.fakes.fake_model import POISON, logits_after
 from tests.fakes.fake_runner import fake_runner
-from tests.support.scheduler.steps import decodes, said
+from tests.support.scheduler.steps import decodes, drafting, said
 from worker.cpu.runner import Runner
 from worker.sampling.logprobs import frames, token_logprobs
 from worker.sampling.uniforms import uniforms
@@ -107,7 +107,7 @@ def test_logits_are_kept_only_in_steps_that_need_them(monkeypatch: pytest.Monkey
     monkeypatch.setattr(runner._model, "logits", counted)
     greedy_rows = [new_row(0, 1, PROMPT, [1, 2]), new_row(1, 2, PROMPT[:5], [3, 4])]
     execute(runner, greedy_rows, rows=[0, 1], num_tokens=[11, 5])
-    drafted = execute(runner, rows=[0], num_tokens=[3], num_drafts=[2], draft_token_ids=[1, 2])
+    drafted = execute(runner, rows=[], num_tokens=[], **drafting({0: [1, 2]}))
     assert drafted.token_ids
     assert not asked
     sampled = new_row(2, 3, PROMPT, [5, 6], SamplingParams(temperature=1.0, seed=1))

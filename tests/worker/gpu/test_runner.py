@@ -12,7 +12,7 @@ from protos.inference_pb2 import SamplingParams
 from tests.fakes.fake_model import VOCAB_SIZE, fake_config
 from tests.fakes.gpu.gpu_engine import HeldEngine
 from tests.support.gpu.gpu import gpu_device
-from tests.support.scheduler.steps import decodes, said
+from tests.support.scheduler.steps import decodes, drafting, said
 from worker.errors import PlanError
 from worker.gpu.runner import GpuResult, GpuRunner
 from worker.gpu.swap import GpuSwapSpace
@@ -149,20 +149,20 @@ def test_a_row_with_drafts_waits_for_its_result(runner: GpuRunner, engine: HeldE
     first = begin(runner, 0, 1, new=rows, num_tokens=[11, 11])
     engine.steps[0].finish([30], [31])
     first.result()
-    drafted = begin(runner, 1, 0, num_tokens=[4, 1], num_drafts=[3, 0], draft_token_ids=[50, 51, 52])
+    drafted = begin(runner, 0, **drafting({1: [50, 51, 52]}))
     inputs = engine.steps[1].inputs
-    assert inputs.token_ids_T.tolist() == [LAST_SAMPLED, 50, 51, 52, LAST_SAMPLED]
+    assert inputs.token_ids_T.tolist() == [LAST_SAMPLED, LAST_SAMPLED, 50, 51, 52]
     assert inputs.num_drafts_N is not None
-    assert inputs.num_drafts_N.tolist() == [3, 0]
+    assert inputs.num_drafts_N.tolist() == [0, 3]
     assert inputs.output_positions_N.tolist() == [1, 1]
-    assert inputs.context_lens_S.tolist() == [15, 12]
+    assert inputs.context_lens_S.tolist() == [12, 15]
     # The other row may go on meanwhile.
     other = begin(runner, 0)
-    engine.steps[1].finish([50, 60], [32])
+    engine.steps[1].finish([32], [50, 60])
     engine.steps[2].finish([33])
     result = said(drafted.result())
-    assert (result.sequences, result.positions, result.num_tokens) == ([2, 1], [1, 1], [2, 1])
-    assert result.token_ids == [50, 60, 32]
+    assert (result.sequences, result.positions, result.num_tokens) == ([1, 2], [1, 1], [1, 2])
+    assert result.token_ids == [32, 50, 60]
     assert said(other.result()).positions == [2]
     # Two of the four computed tokens count: the sampled one and one draft.
     begin(runner, 1)
@@ -175,7 +175,7 @@ def test_a_row_with_drafts_waits_for_its_result(runner: GpuRunner, engine: HeldE
 def test_planning_a_row_before_its_drafts_are_settled_is_refused(runner: GpuRunner, engine: HeldEngine, fields: dict):
     begin(runner, 0, new=[new_row(0, 1, PROMPT, [1, 2])], num_tokens=[11])
     engine.steps[0].finish([30])
-    begin(runner, 0, num_tokens=[3], num_drafts=[2], draft_token_ids=[50, 51])
+    begin(runner, **drafting({0: [50, 51]}))
     with pytest.raises(PlanError, match="row 0 is named in step 7, but an earlier step with drafts of that row"):
         runner.begin(step_pb2.StepPlan(step=7, **fields))
     assert len(engine.steps) == 2
@@ -183,7 +183,7 @@ def test_planning_a_row_before_its_drafts_are_settled_is_refused(runner: GpuRunn
 
 def test_a_row_that_is_freed_with_drafts_under_way_may_be_filled_at_once(runner: GpuRunner, engine: HeldEngine):
     first = begin(runner, 0, new=[new_row(0, 1, PROMPT, [1, 2])], num_tokens=[11])
-    second = begin(runner, 0, num_tokens=[3], num_drafts=[2], draft_token_ids=[50, 51])
+    second = begin(runner, **drafting({0: [50, 51]}))
     third = begin(runner, 0, new=[new_row(0, 2, PROMPT[:4], [3])], num_tokens=[4], freed_rows=[0])
     for step, tokens in zip(engine.steps, ([30], [50, 51, 52], [40]), strict=True):
         step.finish(tokens)
@@ -214,7 +214,7 @@ def test_logprobs_are_those_of_what_was_said_and_as_many_as_each_asked_for(runne
     logprobs = first.result().logprobs
     assert [(each.chosen.token_id, each.chosen.logprob, each.chosen.rank) for each in logprobs] == [(30, 0.0, 1)]
     # Row 0 has one of two drafts accepted: scored positions 1, 2 and 3 belong to it, position 0 to row 1.
-    drafted = begin(runner, 1, 0, num_tokens=[1, 3], num_drafts=[0, 2], draft_token_ids=[50, 51])
+    drafted = begin(runner, 1, **drafting({0: [50, 51]}))
     engine.steps[1].finish([32], [50, 60], logprobs=entries([1, 2, 3], 2))
     logprobs = drafted.result().logprobs
     assert [(each.chosen.token_id, each.chosen.logprob) for each in logprobs] == [(50, -1.0), (60, -2.0)]
@@ -279,7 +279,7 @@ def test_reset_forgets_rows_and_what_was_under_way(runner: GpuRunner, engine: He
     first = begin(runner, 0, 1, new=rows, num_tokens=[11, 11])
     engine.steps[0].finish([-1], [9])
     first.result()
-    begin(runner, 1, num_tokens=[2], num_drafts=[1], draft_token_ids=[50])
+    begin(runner, **drafting({1: [50]}))
     runner.reset()
     assert engine.num_resets == 1
     assert runner.num_live_rows == 0

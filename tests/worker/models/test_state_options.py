@@ -13,6 +13,7 @@ from configs.options import Options
 from octavo.cluster.runtime_files import write_options
 from protos import step_pb2
 from tests.support.models.shardable_families import make_model
+from tests.support.scheduler.steps import drafting
 from worker.cpu.build import build_cpu_runner
 from worker.errors import PermanentError, PlanError
 from worker.gpu.build import _make_backend
@@ -95,7 +96,7 @@ def test_too_many_ranks_are_refused(models: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"num_drafts": [1]}, "num_drafts: the layers carry a state"),
+        (drafting({0: [1]}), "rows_with_drafts: the layers carry a state"),
         (
             {"new_rows": [step_pb2.NewRow(row=0, sequence=1, token_ids=[1] * 12, num_computed_tokens=9)]},
             "new_rows: row 0 has num_computed_tokens=9: .* whole blocks of 8 tokens",

@@ -26,7 +26,7 @@ from tests.support.models.stages import (
     make_model,
     make_runner,
 )
-from tests.support.scheduler.steps import decodes, said
+from tests.support.scheduler.steps import decodes, drafting, said
 from worker.cpu.runner import Runner
 from worker.errors import CollectiveError, PlanError
 from worker.models.loader import LoadedModel
@@ -228,9 +228,7 @@ def test_drafts_are_verified_for_all_stages(alone_and_staged: tuple[Runner, Stag
     plans = [
         step_pb2.StepPlan(step=1, new_rows=new, rows=[0, 1], num_tokens=[5, 6]),
         # Both drafts of row 0 are right. Row 1's second draft is wrong, and its output after that is not known yet.
-        step_pb2.StepPlan(
-            step=2, rows=[1, 0], num_tokens=[3, 3], num_drafts=[2, 2], draft_token_ids=[third, wrong, second, third]
-        ),
+        step_pb2.StepPlan(step=2, **drafting({1: [third, wrong], 0: [second, third]})),
         step_pb2.StepPlan(step=3, decode_rows=decodes(0, 1)),
         step_pb2.StepPlan(step=4, decode_rows=decodes(1), rows=[0], num_tokens=[1]),
     ]

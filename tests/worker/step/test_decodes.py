@@ -11,6 +11,7 @@ import torch
 from protos import inference_pb2, step_pb2
 from tests.fakes.fake_model import VOCAB_SIZE
 from tests.support.kernels.kernel_paths import native
+from tests.support.scheduler import steps as messages
 from tests.support.scheduler.steps import decodes
 from worker.cpu.decodes import Decodes
 from worker.errors import PlanError
@@ -45,14 +46,8 @@ def make_rows() -> tuple[Rows, InputBatch]:
 
 
 def drafting(drafts: dict[int, list[int]], *plain: int) -> dict[str, Any]:
-    """The fields of a plan whose rows all decode: some with these drafts, then `plain` ones."""
-    return {
-        "decode_rows": decodes(*plain),
-        "rows": [*drafts],
-        "num_tokens": [1 + len(each) for each in drafts.values()],
-        "num_drafts": [len(each) for each in drafts.values()],
-        "draft_token_ids": [token for each in drafts.values() for token in each],
-    }
+    """The fields of a plan whose rows all decode: `plain` ones, then some with these drafts."""
+    return {"decode_rows": decodes(*plain), **messages.drafting(drafts)}
 
 
 def counting_up(batch: InputBatch, finite: int) -> Greedy:
@@ -125,14 +120,21 @@ REFUSED = {
     "more rows than there are": {"decode_rows": decodes(*range(7))},
     "a row twice, once with a draft": drafting({2: [4]}, 2),
     "a free row with a draft": drafting({1: [4]}),
-    "no such row with a draft": drafting({70_000: [4]}),
+    "no such row with a draft": drafting({60_000: [4]}),
     "half a row beside one with a draft": {**drafting({2: [4]}), "decode_rows": b"\0"},
     "a token that is not there": drafting({2: [VOCAB_SIZE]}),
     "more drafts than blocks": drafting({3: [1] * 8}),
     "more tokens than there is room for": drafting({3: [1] * 15, 5: [1] * 16}),
-    "fewer drafts than said": {**drafting({3: [1, 2]}), "draft_token_ids": [1]},
-    "fewer counts than rows": {**drafting({3: [1, 2], 0: [3]}), "num_drafts": [3]},
-    "more tokens than drafts and one": {**drafting({3: [1, 2]}), "num_tokens": [4]},
+    "a token below 0": drafting({2: [-1]}),
+    "fewer drafts than said": {**drafting({3: [1, 2]}), "draft_token_ids": bytes(4)},
+    "half a draft": {**drafting({3: [1, 2]}), "draft_token_ids": bytes(6)},
+    "fewer counts than rows": {**drafting({3: [1, 2], 0: [3]}), "num_drafts": b"\3\0\0\0"},
+    "half a count": {**drafting({3: [1]}), "num_drafts": bytes(2)},
+    "half a row with drafts": {**drafting({3: [1]}), "rows_with_drafts": bytes(1)},
+    "no draft": drafting({3: []}),
+    "a row without drafts among those with": drafting({3: [], 0: [3]}),
+    "drafts of no row": {**drafting({}, 0), "draft_token_ids": bytes(4)},
+    "counts of no row": {**drafting({}, 0), "num_drafts": b"\1\0\0\0"},
 }
 
 
@@ -168,8 +170,8 @@ def test_rows_without_room_or_with_more_to_compute_are_left_to_numpy() -> None:
 
 DRAFTED: list[tuple[tuple[int, ...], dict[int, list[int]]]] = [
     ((), {3: [40, 41]}),
-    ((), {5: [9, 41], 0: []}),
-    ((3,), {2: [], 0: [9, 9], 5: [40, 41, 9, 43]}),
+    ((), {5: [9, 41], 0: [9]}),
+    ((3, 2), {0: [9, 9], 5: [40, 41, 9, 43]}),
     ((5, 0), {3: [40, 9, 42]}),
 ]
 

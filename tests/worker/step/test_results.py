@@ -6,7 +6,7 @@ from protos import step_pb2
 from protos.inference_pb2 import SamplingParams
 from tests.fakes.fake_model import POISON
 from tests.fakes.fake_runner import fake_runner
-from tests.support.scheduler.steps import Said, decodes, said
+from tests.support.scheduler.steps import Said, decodes, drafting, said
 from worker.cpu.runner import Runner
 
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
@@ -35,7 +35,7 @@ def start(sampling: SamplingParams, prompt: list[int] = PROMPT) -> tuple[Runner,
 def step(runner: Runner, drafts: list[int]) -> Said:
     if not drafts:
         return said(runner.execute(step_pb2.StepPlan(decode_rows=decodes(0))))
-    plan = step_pb2.StepPlan(rows=[0], num_tokens=[1 + len(drafts)], num_drafts=[len(drafts)], draft_token_ids=drafts)
+    plan = step_pb2.StepPlan(**drafting({0: drafts}))
     return said(runner.execute(plan))
 
 
@@ -91,9 +91,7 @@ def test_a_row_without_drafts_beside_one_with_and_logprobs_of_each_token():
     alone, tokens = start(greedy)
     assert tokens == first.token_ids[:1]
     following = [step(alone, []).token_ids[0] for _ in range(3)]
-    plan = step_pb2.StepPlan(
-        decode_rows=decodes(2), rows=[1, 0], num_tokens=[1, 3], num_drafts=[0, 2], draft_token_ids=following[:2]
-    )
+    plan = step_pb2.StepPlan(decode_rows=decodes(2, 1), **drafting({0: following[:2]}))
     result = runner.execute(plan)
     columns = said(result)
     assert (columns.sequences, columns.positions, columns.num_tokens) == ([12, 11, 10], [1, 1, 1], [1, 1, 3])
@@ -108,8 +106,6 @@ def test_logits_that_are_not_finite_after_a_draft_fail_the_row():
     forced = SamplingParams(temperature=0.0, logit_bias={POISON: 100.0})
     runner, tokens = start(forced)
     assert tokens == [POISON]
-    result = runner.execute(
-        step_pb2.StepPlan(rows=[0], num_tokens=[3], num_drafts=[2], draft_token_ids=[POISON, POISON])
-    )
+    result = runner.execute(step_pb2.StepPlan(**drafting({0: [POISON, POISON]})))
     assert list(result.failed_sequences) == [7]
     assert said(result) == Said([], [], [], [])

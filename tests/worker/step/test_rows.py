@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from protos import inference_pb2, step_pb2
-from tests.support.scheduler.steps import decodes
+from tests.support.scheduler.steps import decodes, drafting
 from worker.errors import PlanError
 from worker.step.batch import InputBatch, build_batch
 from worker.step.inputs import BatchRows
@@ -31,6 +31,10 @@ def new_row(row: int = 0, sequence: int = 1, tokens: int = 10, **changes) -> ste
 
 def plan(*new_rows: step_pb2.NewRow, rows: list[int], num_tokens: list[int], **fields) -> step_pb2.StepPlan:
     return step_pb2.StepPlan(new_rows=new_rows, rows=rows, num_tokens=num_tokens, **fields)
+
+
+def _drafting(drafts: dict[int, list[int]], **changes: bytes) -> step_pb2.StepPlan:
+    return step_pb2.StepPlan(**{**drafting(drafts), **changes})
 
 
 def run(rows: Rows, step: step_pb2.StepPlan, sampled: int = 7):
@@ -138,8 +142,7 @@ def test_drafts_are_computed_like_tokens_and_leave_no_trace_where_they_are_not_s
     one, two = new_row(0, 1, 6, block_ids=[1, 2]), new_row(1, 2, 3, block_ids=[9])
     run(rows, plan(one, two, rows=[0, 1], num_tokens=[6, 3]))
     # Row 0 knows 6 tokens and a sampled one; two more are drafts.
-    guess = {"num_drafts": [2, 0], "draft_token_ids": [40, 41]}
-    batch, sampling = run(rows, plan(rows=[0, 1], num_tokens=[3, 1], **guess))
+    batch, sampling = run(rows, plan(rows=[1], num_tokens=[1], **drafting({0: [40, 41]})))
     assert sampling == [0, 1]
     assert batch.token_ids_T.tolist() == [7, 40, 41, 7]
     assert batch.positions_T.tolist() == [6, 7, 8, 3]
@@ -217,18 +220,21 @@ BROKEN = {
     "decode_rows: 3 bytes": plan(rows=[], num_tokens=[], decode_rows=bytes(3)),
     "decode_rows: row 0 would have 5 tokens computed of 10": plan(rows=[], num_tokens=[], decode_rows=decodes(0)),
     "row 0 is named 2 times": plan(rows=[0], num_tokens=[1], decode_rows=decodes(0)),
-    "num_drafts: 1 entries with the sum 2, for 1 rows and 1 draft_token_ids": plan(
-        rows=[0], num_tokens=[1], num_drafts=[2], draft_token_ids=[4]
+    "num_drafts: 1 entries with the sum 1, for 1 rows_with_drafts and 2 draft_token_ids": _drafting(
+        {0: [4, 5]}, num_drafts=b"\1\0\0\0"
     ),
-    "draft_token_ids: token id 50; vocab_size is 50": plan(
-        rows=[0], num_tokens=[1], num_drafts=[1], draft_token_ids=[50]
+    "num_drafts: 0 for row 0; a row with drafts has at least 1": _drafting({0: []}),
+    "num_drafts: 0 entries with the sum 0": _drafting({0: [4]}, num_drafts=b""),
+    "num_drafts: 1 entries with the sum 1, for 0 rows_with_drafts": _drafting(
+        {0: [4]}, rows_with_drafts=b"", decode_rows=decodes(0)
     ),
-    "num_drafts: row 0 would have 5 tokens computed of 11": plan(
-        rows=[0], num_tokens=[1], num_drafts=[1], draft_token_ids=[5]
-    ),
-    "num_drafts: row 0 has 31 drafts after 10 tokens; max_model_len is 40": plan(
-        rows=[0], num_tokens=[1], num_drafts=[31], draft_token_ids=[5] * 31
-    ),
+    "num_drafts: 5 bytes": _drafting({0: [4]}, num_drafts=bytes(5)),
+    "draft_token_ids: 3 bytes": _drafting({0: [4]}, draft_token_ids=bytes(3)),
+    "rows_with_drafts: 1 bytes": _drafting({0: [4]}, rows_with_drafts=bytes(1)),
+    "draft_token_ids: token id 50; vocab_size is 50": _drafting({0: [50]}),
+    "draft_token_ids: token id -1; vocab_size is 50": _drafting({0: [-1]}),
+    "rows_with_drafts: row 0 would have 6 tokens computed of 11": _drafting({0: [5]}),
+    "num_drafts: row 0 has 31 drafts after 10 tokens; max_model_len is 40": _drafting({0: [5] * 31}),
     "trimmed_rows: row 1 holds no sequence": plan(rows=[0], num_tokens=[1], trimmed_rows=[1], num_kept_blocks=[1]),
     "num_kept_blocks: 0 entries for 1 trimmed_rows": plan(rows=[0], num_tokens=[1], trimmed_rows=[0]),
     "num_kept_blocks: row 0 would keep 2 blocks of 1; 4 tokens are computed": plan(

@@ -1,19 +1,55 @@
-"""Finds outputs that repeat themselves: `repetition_detection`, defined as in vLLM.
-
-An output repeats itself if its last p * min_count tokens are one pattern of p tokens, min_count times, for a p from
-min_pattern_size to max_pattern_size. For each p it is enough to know how many of the last tokens equal the token p
-places before them: p * (min_count - 1) are needed. A token costs one comparison a p.
-"""
+"""What ends an output: its end tokens, or that it repeats itself."""
 
 from array import array
+from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 
 from scheduler.core.messages import RepetitionRule
 
 
+class EndTokens:
+    """The union of the running sequences' end tokens, as a mask."""
+
+    def __init__(self) -> None:
+        self._times: Counter[int] = Counter()
+        # Indexed by token id; the last entry stands for all larger ids and stays False.
+        self._mask = np.zeros(1, np.bool_)
+
+    def add(self, token_ids: frozenset[int]) -> None:
+        """Adds the end tokens of a sequence that begins to run."""
+        for token in token_ids:
+            self._times[token] += 1
+            if token + 2 > len(self._mask):
+                self._mask = np.append(self._mask, np.zeros(token + 2 - len(self._mask), np.bool_))
+            self._mask[token] = True
+
+    def remove(self, token_ids: frozenset[int]) -> None:
+        """Removes the end tokens of a sequence that no longer runs."""
+        for token in token_ids:
+            self._times[token] -= 1
+            if not self._times[token]:
+                del self._times[token]
+                self._mask[token] = False
+
+    def among(self, token_ids: np.ndarray) -> np.ndarray:
+        """Mask of the tokens that end at least one running sequence, not necessarily the one that got the token."""
+        return self._mask.take(token_ids, mode="clip")
+
+    def check_integrity(self, running: Iterable[frozenset[int]]) -> None:
+        times = Counter(token for token_ids in running for token in token_ids)
+        assert self._times == times, "end tokens are counted wrongly"
+        assert set(np.flatnonzero(self._mask).tolist()) == set(times)
+
+
 class RepetitionWatch:
-    """Watches one output. It depends on nothing but the rule and the tokens."""
+    """Watches one output for repetitions: `repetition_detection`, defined as in vLLM.
+
+    An output repeats itself if its last p * min_count tokens are one pattern of p tokens, min_count times, for a p from
+    min_pattern_size to max_pattern_size. For each p it is enough to know how many of the last tokens equal the token p
+    places before them: p * (min_count - 1) are needed. A token costs one comparison a p.
+    """
 
     __slots__ = ("_is_repeating", "_lengths", "_needed", "_num_seen", "_runs")
 
