@@ -109,7 +109,10 @@ def step_costs(
             steps.append({"step": total, **ops, "Python and the rest": total - sum(ops.values())})
     measured = {name: statistics.median(step[name] for step in steps) * 1e3 for name in steps[0]}
     if shape.prompt:
-        floors = op_floors(last, loaded, kernels, peaks, 1, shape.prompt, kv_dtype, tokens_per_row=shape.prompt)
+        # Only the last token is sampled from.
+        floors = op_floors(
+            last, loaded, kernels, peaks, 1, shape.prompt, kv_dtype, tokens_per_row=shape.prompt, num_logits=1
+        )
     else:
         floors = op_floors(last, loaded, kernels, peaks, shape.num_rows, shape.context + num_steps // 2, kv_dtype)
     # The floor of a step is the sum over its ops, each by its own bound.
@@ -195,9 +198,11 @@ def op_floors(
     context: int,
     kv_dtype: torch.dtype,
     tokens_per_row: int = 1,
+    num_logits: int | None = None,
 ) -> defaultdict[str, tuple[float, float]]:
     """Op name -> its floors by memory and by arithmetic, in milliseconds. Weights are read once, and the KV of a row
-    once for all its tokens, which are the last of its `context` tokens."""
+    once for all its tokens, which are the last of its `context` tokens. num_logits: tokens that the head computes;
+    None: all."""
     num_tokens = num_rows * tokens_per_row
     floors: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
 
@@ -208,7 +213,9 @@ def op_floors(
     for op, address in times.seconds:
         if op is Op.LINEAR:
             linear = LinearStruct.from_address(address)
-            operations = 2.0 * num_tokens * linear.inputs * linear.outputs * (2 if linear.gated else 1)
+            is_head = linear.outputs == loaded.config.vocab_size
+            count = num_logits if is_head and num_logits is not None else num_tokens
+            operations = 2.0 * count * linear.inputs * linear.outputs * (2 if linear.gated else 1)
             kinds = [kind for kind in _MULTIPLIED[linear.weights] if kind in peaks.operations]
             read_seconds = kernels.packed_bytes(address) / peaks.read
             add(op_name(op, address), read_seconds, operations, peaks.operations[kinds[0]])
