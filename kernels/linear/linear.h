@@ -91,11 +91,9 @@ const A* linear_inputs(const Linear& linear, const float* x, int64_t rows, int64
     return copy;
 }
 
-// Passes the sums of all panels for x[rows, inputs] to `output`.
+// Passes the sums of all panels to `output`, for rows of inputs in the form that tiles read: see linear_inputs.
 template <class V, class A, class T, class Output>
-void linear_forward(const Linear& linear, const float* x, int64_t rows, const Output& output) {
-    int64_t lda;
-    const A* a = linear_inputs<A>(linear, x, rows, lda);
+void multiply_rows(const Linear& linear, const A* a, int64_t lda, int64_t rows, const Output& output) {
     // The rows of a block stay in half of a 512 KiB L2 over all panels.
     const int64_t fitting = std::max<int64_t>(1, 196608 / (lda * sizeof(A)) / kTileRows<V>) * kTileRows<V>;
     const int64_t blocks = (rows + fitting - 1) / fitting;
@@ -107,6 +105,14 @@ void linear_forward(const Linear& linear, const float* x, int64_t rows, const Ou
         block<V, A, T>(linear, output, a, lda, rows * i / blocks, rows * (i + 1) / blocks, panels * g / groups,
                        panels * (g + 1) / groups);
     });
+}
+
+// Passes the sums of all panels for x[rows, inputs] to `output`.
+template <class V, class A, class T, class Output>
+void linear_forward(const Linear& linear, const float* x, int64_t rows, const Output& output) {
+    int64_t lda;
+    const A* a = linear_inputs<A>(linear, x, rows, lda);
+    multiply_rows<V, A, T>(linear, a, lda, rows, output);
 }
 
 // Linears of floats: inputs are read as A, weights are stored as T.

@@ -3,12 +3,11 @@
 
 #include "../../attention/paged/attention.h"
 #include "../../linear/dots/dots_vnni.h"
-#include "../../linear/dots/dots_bf16.h"
-#include "../../linear/linear.h"
+#include "../../linear/dots/rounded_linear.h"
 
 namespace octavo {
 using Vector = V16;
-using HalfLinear = FloatLinear<V16, bf16, bf16>;
+using HalfLinear = RoundedLinear;
 template <bool kGrouped>
 using Int8Linear = DotsLinear<Int8Dots<kGrouped>>;
 template <bool kZeros>

@@ -1,0 +1,83 @@
+// y = x W^T + b for weights in bf16 on CPUs with AVX512_BF16. What a gated layer returns is rounded to bf16 next: so it
+// needs no exact silu, and can pass to the next layer in the form that this one reads.
+#pragma once
+
+#include <type_traits>
+
+#include "../linear.h"
+#include "dots_bf16.h"
+
+namespace octavo {
+
+// The outputs of a gated layer, from the sums of its gates and of its ups.
+inline V16 gated_for_bf16(const Linear& linear, const V16 (&acc)[2], int64_t p) {
+    const V16 gate = with_bias(linear, acc[0], 0, p), up = with_bias(linear, acc[1], 1, p);
+    const bool is_silu = linear.activation == kSilu;
+    return is_silu ? silu_for_bf16(gate) * up : gated_otherwise<V16>(linear.activation, gate, up);
+}
+
+// Stores the outputs of a gated layer, rounded, as the rows that the next one reads.
+struct RowsOutput {
+    const Linear& linear;
+    bf16* rows;
+    int64_t apart;
+
+    void prefetch(int64_t r, int64_t p) const {
+        _mm_prefetch(reinterpret_cast<const char*>(rows + r * apart + p * V16::W), _MM_HINT_T0);
+    }
+
+    void panel(const V16 (&acc)[2], int64_t r, int64_t p) const {
+        const V16 value = gated_for_bf16(linear, acc, p);
+        const int64_t c = p * V16::W, rest = linear.outputs - c;
+        bf16* place = rows + r * apart + c;
+        if (rest >= V16::W) {
+            store_as_bf16(value, place);
+            return;
+        }
+        bf16 values[V16::W];
+        store_as_bf16(value, values);
+        // A row of an odd number ends with a 0.
+        for (int64_t i = 0; i < apart - c; i++) place[i] = i < rest ? values[i] : bf16{0};
+    }
+};
+
+// An output of a layer that may be gated.
+template <class Output>
+struct ShortSilu {
+    const Linear& linear;
+    const Output& output;
+
+    void prefetch(int64_t r, int64_t p) const { output.prefetch(r, p); }
+
+    void panel(const V16 (&acc)[2], int64_t r, int64_t p) const {
+        if (!linear.gated) return output.panel(acc, r, p);
+        output.put(gated_for_bf16(linear, acc, p), r, p * V16::W);
+    }
+};
+
+struct RoundedLinear : FloatLinear<V16, bf16, bf16> {
+    template <class Output>
+    static void forward(const Linear& linear, const float* x, int64_t rows, const Output& output) {
+        if constexpr (std::is_same_v<Output, StoreOutput<V>>) {
+            linear_forward<V, bf16, bf16>(linear, x, rows, ShortSilu<Output>{linear, output});
+        } else {
+            linear_forward<V, bf16, bf16>(linear, x, rows, output);
+        }
+    }
+
+    // All rows can pass from a gated layer to the next: rounded, they fit into the memory for their floats.
+    static bool can_pass(int64_t, int64_t) { return true; }
+
+    static void store_for_next(const Linear& linear, const float* x, int64_t rows, float* y) {
+        const RowsOutput output{linear, reinterpret_cast<bf16*>(y), row_size<bf16>(linear.outputs)};
+        linear_forward<V, bf16, bf16>(linear, x, rows, output);
+    }
+
+    // x: from store_for_next.
+    static void add_from_last(const Linear& linear, float* x, int64_t rows, float* y) {
+        multiply_rows<V, bf16, bf16>(linear, reinterpret_cast<const bf16*>(x), row_size<bf16>(linear.inputs), rows,
+                                     StoreOutput<V>{linear, y, true});
+    }
+};
+
+}  // namespace octavo
