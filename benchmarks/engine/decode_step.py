@@ -109,10 +109,7 @@ def step_costs(
             steps.append({"step": total, **ops, "Python and the rest": total - sum(ops.values())})
     measured = {name: statistics.median(step[name] for step in steps) * 1e3 for name in steps[0]}
     if shape.prompt:
-        # Only the last token is sampled from.
-        floors = op_floors(
-            last, loaded, kernels, peaks, 1, shape.prompt, kv_dtype, tokens_per_row=shape.prompt, num_logits=1
-        )
+        floors = op_floors(last, loaded, kernels, peaks, 1, shape.prompt, kv_dtype, shape.prompt, num_logits=1)
     else:
         floors = op_floors(last, loaded, kernels, peaks, shape.num_rows, shape.context + num_steps // 2, kv_dtype)
     # The floor of a step is the sum over its ops, each by its own bound.
@@ -213,8 +210,7 @@ def op_floors(
     for op, address in times.seconds:
         if op is Op.LINEAR:
             linear = LinearStruct.from_address(address)
-            is_head = linear.outputs == loaded.config.vocab_size
-            count = num_logits if is_head and num_logits is not None else num_tokens
+            count = num_logits if num_logits and linear.outputs == loaded.config.vocab_size else num_tokens
             operations = 2.0 * count * linear.inputs * linear.outputs * (2 if linear.gated else 1)
             kinds = [kind for kind in _MULTIPLIED[linear.weights] if kind in peaks.operations]
             read_seconds = kernels.packed_bytes(address) / peaks.read
