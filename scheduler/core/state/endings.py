@@ -1,4 +1,4 @@
-"""What ends an output: its end tokens, or that it repeats itself."""
+"""What ends an output: an end token, or a repetition of its last tokens."""
 
 from array import array
 from collections import Counter
