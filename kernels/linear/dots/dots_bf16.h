@@ -6,6 +6,7 @@
 
 #include "../../native/cpp/vec16_bf16.h"
 #include "../../native/cpp/accumulate.h"
+#include "../outputs.h"
 
 namespace octavo {
 
@@ -42,6 +43,14 @@ inline void accumulate(V (&acc)[R][N], const bf16* a, int64_t lda, const bf16* c
         multiply_add(acc, [&](int r) { return all_pairs<V>(a + r * lda + count - 1); },
                      [&](int v) { return only_first(load_pairs<V>(b[v] + count / 2 * stride)); }, DotOfPairs{});
     }
+}
+
+// The outputs of a gated layer, from the sums of its gates and of its ups. They are rounded to bf16 next, so they need
+// no exact silu.
+inline V16 gated_for_bf16(const Linear& linear, const V16 (&acc)[2], int64_t p) {
+    const V16 gate = with_bias(linear, acc[0], 0, p), up = with_bias(linear, acc[1], 1, p);
+    const bool is_silu = linear.activation == kSilu;
+    return is_silu ? silu_for_bf16(gate) * up : gated_otherwise<V16>(linear.activation, gate, up);
 }
 
 }  // namespace octavo

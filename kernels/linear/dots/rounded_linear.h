@@ -9,13 +9,6 @@
 
 namespace octavo {
 
-// The outputs of a gated layer, from the sums of its gates and of its ups.
-inline V16 gated_for_bf16(const Linear& linear, const V16 (&acc)[2], int64_t p) {
-    const V16 gate = with_bias(linear, acc[0], 0, p), up = with_bias(linear, acc[1], 1, p);
-    const bool is_silu = linear.activation == kSilu;
-    return is_silu ? silu_for_bf16(gate) * up : gated_otherwise<V16>(linear.activation, gate, up);
-}
-
 // Stores the outputs of a gated layer, rounded, as the rows that the next one reads.
 struct RowsOutput {
     const Linear& linear;

@@ -8,6 +8,7 @@
 
 #include "../../native/cpp/amx.h"
 #include "../outputs.h"
+#include "dots_bf16.h"
 #include "tile_rows.h"
 
 namespace octavo {
@@ -94,23 +95,17 @@ struct TileLinear {
         return static_cast<const bf16*>(linear.panels) + p * panel_size(linear);
     }
 
-    // Passes a row's sums to the output. What a gated layer returns is rounded to bf16 next, so it needs no exact silu.
+    // Passes a row's sums to the output.
     template <class Output>
     static void pass(const Linear& linear, const Output& output, const float (&sums)[kColumns], int64_t r, int64_t p) {
         const V acc[2] = {V::load(sums), V::load(sums + V::W)};
         if constexpr (std::is_same_v<Output, ArgmaxOutput<V>>) {
             output.panel(acc, r, p);
         } else if (linear.gated) {
-            output.put(gated_outputs(linear, acc, p), r, p * V::W);
+            output.put(gated_for_bf16(linear, acc, p), r, p * V::W);
         } else if constexpr (!std::is_same_v<Output, TilesOutput>) {
             output.panel(acc, r, p);
         }
-    }
-
-    static V gated_outputs(const Linear& linear, const V (&acc)[2], int64_t p) {
-        const V gate = with_bias(linear, acc[0], 0, p), up = with_bias(linear, acc[1], 1, p);
-        const bool is_silu = linear.activation == kSilu;
-        return is_silu ? silu_for_bf16(gate) * up : gated_otherwise<V>(linear.activation, gate, up);
     }
 
     // Computes rows [first, last), 32 at most, times panels [begin, end). Each is read once, and the CPU's own
