@@ -4,7 +4,7 @@
     python -m benchmarks.engine.cpu_engine --quantization none,int8,int4    in three precisions
     python -m benchmarks.engine.cpu_engine --peers all                      the peers, one after the other
     python -m benchmarks.engine.cpu_engine --peers openvino,llama.cpp:F16   some of them, or one form of one of them
-    python -m benchmarks.engine.cpu_engine --context 32768 --peers all      a long prompt, and nothing else
+    python -m benchmarks.engine.cpu_engine --context 32768 --peers all --timeout 3600   a long prompt, and nothing else
     python -m benchmarks.engine.cpu_engine --peers all --smoke              that all of them run; the figures mean
     nothing
     --json: a line of JSON for each figure, instead of a table. --concurrency 1,8 --rounds 1: less.
@@ -33,7 +33,7 @@ import torch
 
 from benchmarks.engine.workload import LONG_OUTPUT, SMOKE_SIZES, Figure, Sizes, measure, measure_context
 from benchmarks.kernels.gemm_floor import GemmFloor
-from benchmarks.peers.engine_process import EngineFailedError, EngineProcess
+from benchmarks.peers.engine_process import TIMEOUT, EngineFailedError, EngineProcess
 from benchmarks.peers.engines import OCTAVO, PEERS, QUANTIZATIONS, EngineSpec, octavo_engine, peer_engines
 from benchmarks.peers.prepare_models import prepare, prepare_context
 from kernels.native.build import path_of_this_cpu
@@ -159,7 +159,7 @@ class Run:
 
     def _measure(self, spec: EngineSpec, comparison: Comparison) -> None:
         self._seed += 1000
-        with EngineProcess(spec, self._log) as engine:
+        with EngineProcess(spec, self._log, self._arguments.timeout) as engine:
             for figure in self._figures(engine):
                 comparison.add(spec.name, figure)
                 self._show(spec, figure, comparison)
@@ -229,6 +229,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of every engine")
     parser.add_argument("--rounds", type=int, default=3, help="rounds per median")
     parser.add_argument("--seconds", type=float, default=10, help="no round of a figure begins after this time")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds for an engine's start or measurement")
     parser.add_argument("--smoke", action="store_true", help="short prompts and outputs")
     parser.add_argument("--log", default="/dev/null", help="file for the engines' output")
     parser.add_argument("--json", action="store_true")

@@ -110,16 +110,15 @@ def measure_context(engine: EngineProcess, num_tokens: int, *, rounds: int, seed
     """Yields the time to the first token of a prompt of so many tokens, and the speed of the tokens after it. Raises
     EngineFailedError."""
     prompts, first_tokens, decodes = Prompts(seed), list[float](), list[float]()
-    engine.run(prompts.draw(1, min(512, num_tokens)), 2)
+    tells_both = "prompt_seconds" in engine.run(prompts.draw(1, min(512, num_tokens)), 2).extra
     for _ in range(rounds):
         prompt = prompts.draw(1, num_tokens)
-        answer = engine.run(prompt, 1)
-        if "prompt_seconds" in answer.extra:
+        if tells_both:
             answer = engine.run(prompt, LONG_OUTPUT)
             first_tokens.append(answer.extra["prompt_seconds"])
             decodes.append(LONG_OUTPUT / answer.extra["decode_seconds"])
         else:
-            first_tokens.append(answer.seconds)
+            first_tokens.append(engine.run(prompt, 1).seconds)
             # The prompt is cached now, but for its last block.
             seconds = engine.run(prompt, 1 + LONG_OUTPUT).seconds - engine.run(prompt, 1).seconds
             decodes.append(LONG_OUTPUT / seconds)

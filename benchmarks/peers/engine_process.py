@@ -66,7 +66,7 @@ def _pss(pid: int) -> int:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
 
 
-# Seconds for a start or a measurement, after which an engine is killed: vLLM's start took 190 on busy cores.
+# Seconds for a start or a measurement: vLLM's start took 190 on busy cores.
 TIMEOUT = 600.0
 
 
@@ -82,11 +82,12 @@ class Answer:
 
 
 class EngineProcess:
-    """An engine's process: entering waits until it is ready, leaving ends it. Its stderr goes to `log`, a file
-    descriptor."""
+    """An engine's process: entering waits until it is ready, leaving ends it."""
 
-    def __init__(self, spec: EngineSpec, log: int) -> None:
-        self._spec = spec
+    def __init__(self, spec: EngineSpec, log: int, timeout: float = TIMEOUT) -> None:
+        """log: a file descriptor for its stderr. timeout: seconds for a start or a measurement, after which it is
+        killed."""
+        self._spec, self._timeout = spec, timeout
         start = time.monotonic()
         self._process = subprocess.Popen(
             spec.command,
@@ -100,6 +101,7 @@ class EngineProcess:
         self._started = start
         self.settings: dict[str, Any] = {}
         self.start_seconds = 0.0
+        self._is_late = False
 
     def __enter__(self) -> "EngineProcess":
         self._memory.__enter__()
@@ -140,7 +142,7 @@ class EngineProcess:
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
-        timer = threading.Timer(TIMEOUT, self._kill)
+        timer = threading.Timer(self._timeout, self._end_late)
         timer.start()
         line = self._process.stdout.readline()
         timer.cancel()
@@ -149,9 +151,10 @@ class EngineProcess:
         return json.loads(line)
 
     def _ended(self) -> EngineFailedError:
-        return EngineFailedError(
-            f"{self._spec.name} ended with exit code {self._process.wait()}; --log FILE keeps its output"
-        )
+        code = self._process.wait()
+        if self._is_late:
+            return EngineFailedError(f"{self._spec.name} took more than {self._timeout:g} s; --timeout allows more")
+        return EngineFailedError(f"{self._spec.name} ended with exit code {code}; --log FILE keeps its output")
 
     def _end(self) -> None:
         """Closes the runner's input, which ends it; kills it if it has not ended after 30 s."""
@@ -168,6 +171,10 @@ class EngineProcess:
             self._kill()
             self._process.wait()
         self._process.stdout.close()
+
+    def _end_late(self) -> None:
+        self._is_late = True
+        self._kill()
 
     def _kill(self) -> None:
         """Kills the process and its children."""

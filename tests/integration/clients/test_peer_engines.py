@@ -70,6 +70,12 @@ def test_an_engine_that_dies_is_named_with_its_exit_code(spec: EngineSpec, log: 
         engine.run([[2]], 4)
 
 
+def test_an_engine_that_takes_too_long_is_ended(spec: EngineSpec, log: int):
+    spec.program.write_text("import time; time.sleep(600)")
+    with pytest.raises(EngineFailedError, match=r"fake:F32 took more than 0.3 s; --timeout allows more"):
+        EngineProcess(spec, log, timeout=0.3).__enter__()
+
+
 def test_a_form_that_does_not_suit_the_cpu_is_measured_if_it_is_named():
     names = [spec.name for spec in peer_engines("none", 2, ["vllm:bfloat16", "llama.cpp"])]
     assert names == ["vllm:bfloat16", "llama.cpp:BF16", "llama.cpp:F16"]
