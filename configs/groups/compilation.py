@@ -17,7 +17,6 @@ those, too, and its FULL_DECODE_ONLY none: with Octavo both have the pieces. As 
 whatever level or mode say.
 """
 
-import json
 from collections.abc import Mapping
 from enum import Enum, IntEnum
 from typing import Annotated, Any, Literal, TypeVar
@@ -126,13 +125,3 @@ def _named(kind: type[Names], option: str, value: object) -> Names:
             return each
     known = ", ".join(f"{each.value} ({each.name})" if isinstance(each, int) else each.name for each in kind)
     raise ValueError(f"{option}={value!r}: use one of {known}")
-
-
-def from_json(value: object) -> object:
-    """Accepts JSON, from the environment or a flag."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise ValueError(f'not JSON ({error}); such as \'{{"level": "FULL"}}\' is') from None

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator
+from pydantic import BaseModel
 
-from configs.groups.compilation import CompilationConfig, from_json
-from configs.groups.field import GPU, option
+from configs.groups.compilation import CompilationConfig
+from configs.groups.field import GPU, json_text, option
 
 
 class GpuOptions(BaseModel):
@@ -29,7 +29,7 @@ class GpuOptions(BaseModel):
         "checkpoint's scales, or 1.",
     )
     enforce_eager: bool = option(GPU, False, "Use no CUDA graphs, as with level NONE in compilation_config.")
-    compilation_config: Annotated[CompilationConfig, BeforeValidator(from_json)] = option(
+    compilation_config: Annotated[CompilationConfig, json_text('{"level": "FULL"}')] = option(
         GPU,
         CompilationConfig(),
         'CUDA graphs, as JSON: {"level": "NONE" | "PIECEWISE" | "FULL", "cudagraph_capture_sizes": [1, 2, 4, ...]}. '

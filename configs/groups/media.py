@@ -1,11 +1,10 @@
 """Options of images and videos in requests: how many, how large, and where they may come from."""
 
-import json
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from configs.groups.field import MODEL, ROUTER, option, split_commas
+from configs.groups.field import MODEL, ROUTER, json_text, option, split_commas
 
 _MOST_PIXELS = 1 << 28
 
@@ -58,27 +57,17 @@ class ProcessorOptions(BaseModel):
         return most
 
 
-def _from_json(value: object) -> object:
-    """Accepts JSON as text, from the environment or a flag."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value) if value.strip() else {}
-    except ValueError as error:
-        raise ValueError(f'it is not valid JSON ({error}): give an object, such as {{"image": 2}}') from None
-
-
 class MediaOptions(BaseModel):
     """Part of configs.options.Options, which validates all groups."""
 
-    limit_mm_per_prompt: Annotated[ItemLimits, BeforeValidator(_from_json)] = option(
+    limit_mm_per_prompt: Annotated[ItemLimits, json_text('{"image": 2}')] = option(
         MODEL,
         ItemLimits(),
         'Images and videos that a request may have, as JSON: {"image": 2, "video": 0}, or with the largest size: '
         '{"image": {"count": 2, "width": 640, "height": 480}}. Lower limits leave more memory for KV blocks. Default: '
         "16 images, 1 video.",
     )
-    mm_processor_kwargs: Annotated[ProcessorOptions, BeforeValidator(_from_json)] = option(
+    mm_processor_kwargs: Annotated[ProcessorOptions, json_text('{"max_pixels": 1003520}')] = option(
         MODEL,
         ProcessorOptions(),
         'How images are resized, as JSON: {"min_pixels": 3136, "max_pixels": 1003520}. Default: as the model\'s '

@@ -3,12 +3,11 @@
 A draft is accepted if and only if the position's own draw gives the same token, so no choice here changes an output.
 """
 
-import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from configs.groups.field import SCHEDULING, option
+from configs.groups.field import SCHEDULING, json_text, option
 
 MAX_SPECULATIVE_TOKENS = 16
 # Methods by which the workers draft; the others draft in the scheduler, from tokens alone.
@@ -61,23 +60,13 @@ class SpeculativeConfig(BaseModel):
         return self.method in WORKER_METHODS or bool(self.model)
 
 
-def _from_text(value: object) -> object:
-    """Accepts JSON as text, from the environment or a flag."""
-    if not isinstance(value, str):
-        return value
-    if not value.strip():
-        return None
-    try:
-        read: Any = json.loads(value)
-    except ValueError as error:
-        raise ValueError(f'it is not valid JSON ({error}): give an object, such as {{"method": "ngram"}}') from None
-    return read
+_FROM_TEXT = json_text('{"method": "ngram"}', empty=lambda: None)
 
 
 class SpeculationOptions(BaseModel):
     """Part of configs.options.Options, which validates all groups."""
 
-    speculative_config: Annotated[SpeculativeConfig | None, BeforeValidator(_from_text)] = option(
+    speculative_config: Annotated[SpeculativeConfig | None, _FROM_TEXT] = option(
         SCHEDULING,
         None,
         'Speculative decoding, as a JSON object such as {"method": "ngram", "num_speculative_tokens": 4}. Draft tokens '

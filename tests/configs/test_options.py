@@ -247,7 +247,7 @@ def test_graph_settings_of_vllms_guide() -> None:
     [
         ('{"level": "3"}', ["compilation_config.level='3' as a flag", "'NONE', 'PIECEWISE' or 'FULL'"]),
         ('{"cudagraph_capture_sizes": [0]}', ["compilation_config.cudagraph_capture_sizes.0=0", "equal to 1"]),
-        ("FULL", ["compilation_config='FULL' as a flag", "not JSON", '"level"']),
+        ("FULL", ["compilation_config='FULL' as a flag", "not valid JSON", '"level"']),
         ("4", ["level=4: use one of 0 (NO_COMPILATION)", "3 (PIECEWISE)"]),
         ('{"mode": 7}', ["mode=7: use one of 0 (NONE)", "3 (VLLM_COMPILE)"]),
         ('{"cudagraph_mode": "ALL"}', ["cudagraph_mode='ALL': use one of NONE, PIECEWISE, FULL"]),
