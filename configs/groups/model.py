@@ -1,10 +1,25 @@
 """Options of the model: its source, its loading, and the length of its sequences."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 
-from configs.groups.field import MODEL, option
+from configs.groups.field import MODEL, json_text, option
+from configs.sampling import BY_NAME, FROM_MODEL
+
+_EXAMPLE = '{"temperature": 0.2, "top_p": 0.9}'
+_OVERRIDE = json_text(_EXAMPLE)
+_NAMES = ", ".join(parameter.name for parameter in FROM_MODEL)
+
+
+def _check_defaults(values: dict[str, float]) -> dict[str, float]:
+    """Checks names and values. Raises ValueError."""
+    for name, value in values.items():
+        if (parameter := BY_NAME.get(name)) not in FROM_MODEL or parameter is None:
+            raise ValueError(f"{name!r}: use {_NAMES}")
+        if not parameter.contains(value) or parameter.kind(value) != value:
+            raise ValueError(f"{name}={value:g}: use {parameter.what_works}")
+    return values
 
 
 class ModelOptions(BaseModel):
@@ -40,6 +55,17 @@ class ModelOptions(BaseModel):
         "fp8 (GPUs only): e4m3, one scale per output, or the checkpoint's scales; the head stays as it is. "
         "none: floats. auto: int8 on CPUs, fp8 on GPUs or int4 if the checkpoint was made for it (AWQ, GPTQ and W4A16 "
         "are for int4), else none. Weights that a checkpoint already holds in as many bits stay as they are.",
+    )
+    generation_config: Literal["auto", "vllm"] = option(
+        MODEL,
+        "auto",
+        "Where defaults of sampling come from. auto: the model's generation_config.json, then the protocol. vllm "
+        "(vLLM's word for it): the protocol alone.",
+    )
+    override_generation_config: Annotated[dict[str, float], _OVERRIDE, AfterValidator(_check_defaults)] = option(
+        MODEL,
+        dict,
+        f"Defaults of sampling that go before those of generation_config, as JSON: {_EXAMPLE}. Takes {_NAMES}.",
     )
     weight_cache: float = option(
         MODEL,

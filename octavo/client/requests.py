@@ -33,7 +33,8 @@ _LISTS = ("stop_token_ids", "allowed_token_ids", "bad_words", "logprob_token_ids
 class SamplingParams:
     """The fields and ranges of `SamplingParams` in protos/inference.proto; the names are vLLM's.
 
-    None leaves a field to the model's generation_config.json, then to the server's default. The server checks ranges.
+    None leaves a field to the model's default (ModelInfo.default_sampling), then to the protocol's. The server checks
+    ranges.
     """
 
     temperature: float | None = None

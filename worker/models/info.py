@@ -2,18 +2,21 @@
 
 import hashlib
 import logging
+from dataclasses import asdict
 from importlib.metadata import version
+from typing import Any
 
 import torch
 
 from configs.options import Options
+from configs.sampling import BY_NAME
 from kernels.shard import ALL_LAYERS, WHOLE, Shard, Stage
 from protos import inference_pb2
 from runtime.media.recipes.registry import recipe_to_json
 from runtime.wire import octavo_version
 from worker.errors import PermanentError
 from worker.layers.kv_cache import DrafterBlocks, KVCache, automatic_block_size, block_sizes_of
-from worker.model_config import ModelConfig
+from worker.model_config import ModelConfig, SamplingDefaults
 from worker.models.loader import LoadedModel, WantedItems
 from worker.sampling.grammars import Grammars
 from worker.step.items import ItemTokens
@@ -88,11 +91,6 @@ def model_info(
     """Makes the ModelInfo that Ready sends to the scheduler. name: of the model's files. kernels: from cpu_kernels or
     gpu_kernels. num_blocks: without the null block. grammars: None if the replica can honour no constraint."""
     config, dtype_name = loaded.config, str(model_dtype(options)).removeprefix("torch.")
-    said = {field: getattr(config.default_sampling, field) for field in config.default_sampling.__slots__}
-    defaults = {field: value for field, value in said.items() if value is not None}
-    if defaults:
-        overrides = ", ".join(f"{field}={value:g}" for field, value in defaults.items())
-        _log.info("the model's generation_config.json overrides the defaults of sampling: %s", overrides)
     return inference_pb2.ModelInfo(
         name=options.served_model_name or name,
         architecture=config.architecture,
@@ -111,7 +109,7 @@ def model_info(
         eos_token_ids=sorted(config.eos_token_ids),
         dtype=dtype_name,
         quantization=loaded.quantization,
-        default_sampling=inference_pb2.SamplingParams(**defaults),
+        default_sampling=default_sampling(options, config.default_sampling),
         block_size=options.block_size,
         num_blocks=num_blocks,
         octavo_version=octavo_version(),
@@ -119,6 +117,16 @@ def model_info(
         carries_states=config.recurrence is not None,
         media_json="" if loaded.recipe is None else recipe_to_json(loaded.recipe),
     )
+
+
+def default_sampling(options: Options, of_model: SamplingDefaults) -> inference_pb2.SamplingParams:
+    """Returns the parameters that requests may leave open: those of the options, else those of the model's files."""
+    said: dict[str, Any] = asdict(of_model) if options.generation_config == "auto" else {}
+    said |= {name: BY_NAME[name].kind(value) for name, value in options.override_generation_config.items()}
+    defaults = {name: value for name, value in said.items() if value is not None}
+    if defaults:
+        _log.info("defaults of sampling: %s", ", ".join(f"{name}={value:g}" for name, value in defaults.items()))
+    return inference_pb2.SamplingParams(**defaults)
 
 
 def make_rows(
