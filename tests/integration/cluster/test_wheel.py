@@ -1,5 +1,7 @@
-"""The wheel, installed by pip into an empty environment, serves and predicts; uninstalled, it leaves nothing there."""
+"""The wheel, installed by pip into an environment that has only what it requires, serves and predicts; uninstalled, it
+leaves nothing there."""
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -8,11 +10,12 @@ import subprocess
 import sys
 import venv
 from collections.abc import Iterator
+from importlib.metadata import Distribution
 from pathlib import Path
 
 import httpx
 import pytest
-import torch
+from packaging.requirements import Requirement
 
 from tests.support.ports import free_port, free_ports
 from tests.support.repository import ROOT, packages
@@ -24,31 +27,52 @@ MAX_WHEEL_BYTES = 2 * 2**20
 pytestmark = pytest.mark.timeout(600)
 
 
-def pip(python: str | Path, *arguments: str | Path) -> None:
-    command = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
+def pip(*arguments: str | Path) -> None:
+    command = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
 
+def requirements(metadata: Distribution, *extras: str) -> Iterator[str]:
+    """The names of what a distribution requires with these extras, what those require, and so on."""
+    waiting = [(metadata, ("", *extras))]
+    seen = set[tuple[str, tuple[str, ...]]]()
+    while waiting:
+        distribution, extras = waiting.pop()
+        for requirement in map(Requirement, distribution.requires or ()):
+            wanted = (requirement.name, ("", *sorted(requirement.extras)))
+            marker = requirement.marker
+            if wanted not in seen and (marker is None or any(marker.evaluate({"extra": extra}) for extra in extras)):
+                seen.add(wanted)
+                yield requirement.name
+                waiting.append((importlib.metadata.distribution(requirement.name), wanted[1]))
+
+
+def link(name: str, site_packages: Path) -> None:
+    """Makes an installed distribution importable from another environment."""
+    distribution = importlib.metadata.distribution(name)
+    for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+        if not (there := site_packages / top).exists():
+            there.symlink_to(Path(str(distribution.locate_file(top))))
+
+
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a virtual environment, env/, into which the wheel was installed."""
+    """A folder with a virtual environment, env/, into which the wheel was installed.
+
+    What it requires is linked from the environment of the tests, and pip checks that this is enough: to install it all
+    again takes pip a minute.
+    """
     home = tmp_path_factory.mktemp("home")
-    pip(sys.executable, "wheel", "--no-deps", "--wheel-dir", home, ".")
+    pip("wheel", "--no-deps", "--wheel-dir", home, ".")
     (wheel,) = home.glob("octavo-*.whl")
     assert wheel.stat().st_size < MAX_WHEEL_BYTES
-    venv.create(home / "env", with_pip=True)
-    build = "cpu" if torch.version.cuda is None else "cuda"
-    constraints = ROOT / "constraints" / f"{build}.txt"
-    pip(
-        home / "env/bin/python",
-        "install",
-        "--no-compile",
-        "-c",
-        constraints,
-        f"torch=={torch.__version__}",
-        f"{wheel}[plan]",
-    )
+    venv.create(home / "env")
+    (site_packages,) = (home / "env" / "lib").glob("python*/site-packages")
+    (metadata,) = importlib.metadata.distributions(name="octavo", path=[str(wheel)])
+    for name in requirements(metadata, "plan"):
+        link(name, site_packages)
+    pip("--python", home / "env/bin/python", "install", "--no-index", "--no-compile", f"{wheel}[plan]")
     return home
 
 
@@ -128,7 +152,7 @@ def test_removed_it_leaves_nothing_in_the_environment(home: Path, ports: tuple[i
     """Only the cache folder stays, whose place `octavo up --help` shows."""
     (site_packages,) = (home / "env" / "lib").glob("python*/site-packages")
     assert all((site_packages / package).is_dir() for package in packages())
-    pip(home / "env/bin/python", "uninstall", "--yes", "octavo")
+    pip("--python", home / "env/bin/python", "uninstall", "--yes", "octavo")
     left = [path.relative_to(site_packages) for name in (*packages(), "octavo-*") for path in site_packages.glob(name)]
     assert left == []
     assert not (home / "env/bin/octavo").exists()
