@@ -1,10 +1,13 @@
-"""constraints/*.txt resolve for each Python and each build of PyTorch. uv asks the index and downloads no package."""
+"""constraints/*.txt resolve for each Python and each build of PyTorch. uv asks the index and downloads no package; all
+ask at once, because they wait for it most of the time."""
 
 import importlib.metadata
 import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -58,9 +61,22 @@ def pinned(constraints: str) -> dict[str, str]:
     return {re.sub(r"[._]", "-", name).lower(): version.partition(",")[0] for name, _, version in pairs}
 
 
+Found = Callable[[str, str], dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def found_versions(cpu_build: Path) -> Iterator[Found]:
+    """Waits for what `resolve` gives for constraints and a Python, each for its own build of PyTorch."""
+    with ThreadPoolExecutor() as executor:
+        futures = {("cuda", python): executor.submit(resolve, "cuda", python) for python in PYTHONS} | {
+            ("cpu", python): executor.submit(resolve, "cpu", python, f"--find-links={cpu_build}") for python in PYTHONS
+        }
+        yield lambda constraints, python: futures[constraints, python].result()
+
+
 @pytest.mark.parametrize("python", PYTHONS)
-def test_with_pytorchs_cuda_build(python: str) -> None:
-    found = resolve("cuda", python)
+def test_with_pytorchs_cuda_build(python: str, found_versions: Found) -> None:
+    found = found_versions("cuda", python)
     assert found["torch"] == TORCH
     assert any(CUDA_LIBRARIES.match(name) for name in found)
     wanted = pinned("cuda")
@@ -70,8 +86,8 @@ def test_with_pytorchs_cuda_build(python: str) -> None:
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_with_pytorchs_cpu_build(python: str, cpu_build: Path) -> None:
-    found = resolve("cpu", python, f"--find-links={cpu_build}")
+def test_with_pytorchs_cpu_build(python: str, found_versions: Found) -> None:
+    found = found_versions("cpu", python)
     wanted = pinned("cpu") | {"torch": f"{TORCH}+cpu"}
     assert found == {name: wanted.get(name, "not pinned") for name in found}
 
