@@ -125,7 +125,7 @@ def test_a_worker_process_computes_what_the_runner_computes(
         assert len(info.fingerprint) == 16
         with caplog.at_level("INFO", "octavo.worker"):
             direct = build_cpu_runner(load_options(flags=flags, environ={}))
-        assert "overrides the defaults of sampling: temperature=0.5, top_k=7" in caplog.text
+        assert "defaults of sampling: temperature=0.5, top_k=7" in caplog.text
         for step, plan in enumerate(plans(), 1):
             expected = without_timing(direct.execute(plan), epoch=1, step=step)
             assert without_timing(scheduler.step(plan)) == expected
