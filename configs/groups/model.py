@@ -15,7 +15,8 @@ _NAMES = ", ".join(parameter.name for parameter in FROM_MODEL)
 def _check_defaults(values: dict[str, float]) -> dict[str, float]:
     """Checks names and values. Raises ValueError."""
     for name, value in values.items():
-        if (parameter := BY_NAME.get(name)) not in FROM_MODEL or parameter is None:
+        parameter = BY_NAME.get(name)
+        if parameter is None or not parameter.from_model:
             raise ValueError(f"{name!r}: use {_NAMES}")
         if not parameter.contains(value) or parameter.kind(value) != value:
             raise ValueError(f"{name}={value:g}: use {parameter.what_works}")

@@ -1,4 +1,4 @@
-"""What ends an output: an end token, or a repetition of its last tokens."""
+"""Finds where outputs end: at an end token, or when their last tokens repeat."""
 
 from array import array
 from collections import Counter
