@@ -37,8 +37,11 @@ class Waves:
         self.num_begun = 0
 
     def holds(self, step: int) -> bool:
-        """True if the next step to send, `step`, belongs to a wave: then it must be sent, even if it is empty."""
-        return self._first <= step and (self._end is None or step < self._end)
+        """True if the next step to send, `step`, belongs to a wave: then it must be sent, even if it is empty.
+
+        Waves follow each other without a gap, and the last steps of one may still be due here when the next one begins.
+        """
+        return self._end is None or step < self._end
 
     def announce(self, first_step: int) -> None:
         """Takes the first step of the latest wave from the coordinator, which may repeat it; 0: there was none. Raises
