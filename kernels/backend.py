@@ -45,11 +45,15 @@ class Backend:
         return _CPU if self.gpu is None else self.gpu.device
 
 
-def native_backend(dtype: torch.dtype, kernels: NativeKernels) -> Backend:
+def native_backend(dtype: torch.dtype, kernels: NativeKernels, kv_cache_dtype: torch.dtype | None = None) -> Backend:
+    """kv_cache_dtype: None means dtype."""
     kernels.set_threads(torch.get_num_threads())
-    name = str(dtype).removeprefix("torch.")
+    kv_cache_dtype = kv_cache_dtype or dtype
     return Backend(
-        name=f"cpu-{kernels.path.name}-{name}", compute_dtype=torch.float32, kv_cache_dtype=dtype, native=kernels
+        name=f"cpu-{kernels.path.name}-{'-'.join(_dtypes(dtype, kv_cache_dtype))}",
+        compute_dtype=torch.float32,
+        kv_cache_dtype=kv_cache_dtype,
+        native=kernels,
     )
 
 
@@ -74,9 +78,7 @@ def gpu_backend(
 ) -> Backend:
     """The backend for a model of `dtype` (bfloat16, float16 or float32) on a GPU. kv_cache_dtype: None means dtype."""
     kv_cache_dtype = kv_cache_dtype or dtype
-    parts = [_architecture(device), str(dtype).removeprefix("torch.")]
-    if kv_cache_dtype is not dtype:
-        parts.append(f"kv-{str(kv_cache_dtype).removeprefix('torch.')}")
+    parts = [_architecture(device), *_dtypes(dtype, kv_cache_dtype)]
     if batch_invariant:
         parts.append("invariant")
     return Backend(
@@ -85,6 +87,11 @@ def gpu_backend(
         kv_cache_dtype=kv_cache_dtype,
         gpu=GpuBackend(device=device, batch_invariant=batch_invariant),
     )
+
+
+def _dtypes(dtype: torch.dtype, kv_cache_dtype: torch.dtype) -> list[str]:
+    names = [str(each).removeprefix("torch.") for each in (dtype, kv_cache_dtype)]
+    return names[:1] if dtype is kv_cache_dtype else [names[0], f"kv-{names[1]}"]
 
 
 def _architecture(device: torch.device) -> str:

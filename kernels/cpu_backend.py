@@ -61,10 +61,15 @@ def native_kernels() -> NativeKernels | None:
     return kernels
 
 
-def cpu_backend(dtype: torch.dtype, head_size: int) -> Backend:
-    """The backend for a model of `dtype` (float32 or bfloat16) on this CPU.
+def cpu_backend(dtype: torch.dtype, head_size: int, kv_cache_dtype: torch.dtype | None = None) -> Backend:
+    """The backend for a model of `dtype` (float32 or bfloat16) on this CPU. kv_cache_dtype: e4m3, or None for dtype.
 
-    C++ kernels, where available, run on as many threads as torch is set to now. The first call may build them.
+    C++ kernels, where available, run on as many threads as torch is set to now. The first call may build them. Raises
+    ValueError if there are none for an e4m3 cache.
     """
     kernels = native_kernels() if head_size % 8 == 0 else None
-    return torch_backend(dtype) if kernels is None else native_backend(dtype, kernels)
+    if kernels is not None:
+        return native_backend(dtype, kernels, kv_cache_dtype)
+    if kv_cache_dtype is not None:
+        raise ValueError("kv_cache_dtype=fp8 needs the C++ kernels, and heads of a multiple of 8: use auto")
+    return torch_backend(dtype)

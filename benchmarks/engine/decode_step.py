@@ -218,8 +218,8 @@ def op_floors(
     config, name = loaded.config, op_name(Op.ATTENTION, 0)
     keys = float(num_rows * context * config.num_layers)
     num_bytes = keys * 2 * config.num_kv_heads * config.head_size * kv_dtype.itemsize
-    # Queries and keys are multiplied in the type of the cache where a CPU can.
-    of_dtype = str(kv_dtype).removeprefix("torch.")
+    # Queries and keys are multiplied in the type of the cache where a CPU can; e4m3 is widened to bfloat16.
+    of_dtype = str(torch.bfloat16 if kv_dtype.itemsize == 1 else kv_dtype).removeprefix("torch.")
     kinds = [kind for kind in (f"{of_dtype}_tiles", of_dtype, "float32") if kind in peaks.operations]
     rate = peaks.operations[kinds[0]]
     # A token does not see those behind it.
@@ -375,7 +375,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=192)
     parser.add_argument("--shared", type=int, default=0, help="tokens of the context that all rows share")
     parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--kv-cache-dtype", choices=("auto", "float32", "bfloat16"), default="auto")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "float32", "bfloat16", "float8_e4m3fn"), default="auto")
     parser.add_argument("--threads", type=int, default=num_usable_cores())
     parser.add_argument("--seconds", type=float, default=3.0, help="for each batch")
     parser.add_argument("--floors", action="store_true", help="print each op beside its floor")

@@ -1,11 +1,13 @@
-"""Measures what quantization costs: the perplexity of a text, and how often the most likely token stays the same.
+"""Measures what quantization and an e4m3 KV cache cost: the perplexity of a text, and how often the most likely token
+stays the same.
 
     python -m benchmarks.engine.perplexity [--quantization none,int8,int4] [--dtype bfloat16] [--tokens 55296] [--json]
+    python -m benchmarks.engine.perplexity --quantization none --kv-cache-dtype auto,fp8
 
 Scheduling core and worker run in one process, and as in serving: paged KV, chunked prefill, batched rows. The text is
 cut into windows that do not overlap; each is a prompt of its own, and prompt logprobs score each of its tokens but the
 first. So perplexity = exp(-mean logprob) over (window - 1) tokens a window. For each quantization, in one run:
-- perplexity, its ratio to that of the first run (of the first dtype and quantization named), and the ratio's standard
+- perplexity, its ratio to that of the first run (of the first values named), and the ratio's standard
   error (from the windows' ratios: both score the same tokens, so most of what differs between windows cancels);
 - argmax_agreement: positions of the text where both find the same token most likely;
 - greedy, unless --prompts 0: free-running greedy outputs after prompts from the text. Mean length of the prefix that
@@ -123,6 +125,7 @@ def main() -> None:
     parser.add_argument(
         "--dtype", default="bfloat16", help="comma-separated; float32,bfloat16 shows what bfloat16 costs"
     )
+    parser.add_argument("--kv-cache-dtype", default="auto", help="comma-separated: auto, fp8")
     parser.add_argument("--model", default=Options.model_fields["model"].default)
     parser.add_argument("--text", type=Path, default=TEXT)
     parser.add_argument("--tokens", type=int, default=TOKENS, help="tokens of the text, at most")
@@ -138,11 +141,12 @@ def main() -> None:
     starts = np.linspace(0, len(token_ids) - PROMPT, arguments.prompts).astype(int).tolist()
     prompts = [token_ids[start : start + PROMPT] for start in starts]
     base: tuple[Scores, list[list[int]]] | None = None
-    for dtype, quantization in itertools.product(arguments.dtype.split(","), arguments.quantization.split(",")):
+    kinds = (each.split(",") for each in (arguments.dtype, arguments.quantization, arguments.kv_cache_dtype))
+    for dtype, quantization, kv_cache_dtype in itertools.product(*kinds):
         start = time.perf_counter()
         engine = quality_engine(
-            model=arguments.model, dtype=dtype, quantization=quantization, worker_threads=arguments.threads,
-            max_model_len=max(arguments.window, PROMPT + OUTPUT) + 1,
+            model=arguments.model, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype,
+            worker_threads=arguments.threads, max_model_len=max(arguments.window, PROMPT + OUTPUT) + 1,
         )  # fmt: skip
         scores = score(engine, cut)
         outputs = greedy(engine, prompts, OUTPUT, first_group=len(cut))
@@ -164,10 +168,11 @@ def main() -> None:
         figures["seconds"] = time.perf_counter() - start
         rounded = {name: round(value, 4) for name, value in figures.items()}
         if arguments.json:
-            print(json.dumps({"quantization": quantization, "dtype": dtype, **rounded}), flush=True)
+            kind = {"quantization": quantization, "dtype": dtype, "kv_cache_dtype": kv_cache_dtype}
+            print(json.dumps(kind | rounded), flush=True)
         else:
             shown = "  ".join(f"{name} {value:g}" for name, value in rounded.items())
-            print(f"{dtype} {quantization:<6}", shown, flush=True)
+            print(f"{dtype} {quantization:<6} KV {kv_cache_dtype}", shown, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Makes deliberate faults in the kernels of AMX, one at a time: each must make a test of exact bits or values fail.
+"""Makes deliberate faults in the C++ kernels, one at a time: each must make a test of exact bits or values fail.
 
-    python -m benchmarks.kernels.native_faults               all: 5 minutes on two cores
+    python -m benchmarks.kernels.native_faults               all: 15 minutes on two cores
     python -m benchmarks.kernels.native_faults --only value  those whose name has "value"
 
-Works in copies of kernels, worker and tests, whose kernels are compiled with -O1. Needs a CPU with AMX. First runs the
-same tests without a fault. Prints a line for each fault, and ends with exit code 1 if one was not found.
+Works in copies of kernels, worker and tests, whose kernels are compiled with -O1. The tests emulate what this CPU
+lacks, AMX too. First runs them without a fault. Prints a line for each fault, and ends with exit code 1 if one was not
+found.
 """
 
 import argparse
@@ -20,7 +21,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from kernels.native.build import path_of_this_cpu
 from tests.support.kernels.faults import Fault
 from tests.support.repository import ROOT
 
@@ -29,6 +29,7 @@ _ATTENTION = "tests/kernels/attention/test_paged.py"
 _WRITE = "tests/kernels/kv_cache/test_write.py"
 _tiles = partial(Fault, path="kernels/linear/dots/tile_dots.h", test=_LINEAR)
 _attention = partial(Fault, path="kernels/attention/paged/amx_attention.h", test=_ATTENTION)
+_write = partial(Fault, path="kernels/kv_cache/write/rope_cache_write.h", test=_WRITE)
 _floats = partial(Fault, path="kernels/linear/dots/tiles.h", test=_FLOATS)
 FAULTS = (
     _floats(
@@ -53,6 +54,7 @@ FAULTS = (
     ),
     _floats(
         name="the gate and the rest change places",
+        path="kernels/linear/dots/dots_bf16.h",
         old="silu_for_bf16(gate) * up",
         new="silu_for_bf16(up) * gate",
     ),
@@ -94,7 +96,12 @@ FAULTS = (
         old="place += kRows, panel",
         new="place += i + 1 < count ? kRows : 0, panel",
     ),
-    _attention(name="a wrong coefficient of 2^x", old="6.9304484478e-1f", new="6.6304484478e-1f"),
+    _attention(
+        name="a wrong coefficient of 2^x",
+        path="kernels/native/cpp/vec16_bf16.h",
+        old="6.9304484478e-1f",
+        new="6.6304484478e-1f",
+    ),
     _attention(
         name="a query sees one position too many",
         old="std::fill(scores + end,",
@@ -120,12 +127,50 @@ FAULTS = (
         old="if (in_twos || held < kPositions) {",
         new="if (in_twos) {",
     ),
-    Fault(
+    _attention(
+        name="the second of two small blocks is widened to the first's place",
+        old="widen_keys(position + i, tokens, keys + 2 * i, key_stride_);",
+        new="widen_keys(position + i, tokens, keys, key_stride_);",
+    ),
+    _write(
         name="values of odd tokens go to the places of even ones",
-        path="kernels/kv_cache/write/rope_cache_write.h",
-        old="bf16* place = values + layout.value(offset, first);",
-        new="bf16* place = values + layout.value(offset / 2 * 2, first);",
-        test=_WRITE,
+        old="T* place = values + layout.value(offset, first);",
+        new="T* place = values + layout.value(offset / 2 * 2, first);",
+    ),
+    _write(
+        name="values are stored with the scale of keys",
+        old="shape.v_scale, value[i]",
+        new="shape.k_scale, value[i]",
+    ),
+    _write(
+        name="ties are rounded up in e4m3",
+        path="kernels/native/cpp/e4m3.h",
+        old="magnitude + 0x7ffff + (magnitude >> 20 & 1)",
+        new="magnitude + 0x80000",
+    ),
+    _write(
+        name="small numbers of e4m3 lack their largest bit",
+        path="kernels/native/cpp/e4m3.h",
+        old="number = small & 0xf;",
+        new="number = small & 0x7;",
+    ),
+    _attention(
+        name="small numbers of e4m3 are widened like large ones",
+        path="kernels/native/cpp/vec16.h",
+        old="upper = _mm512_mask_shuffle_epi8(upper, is_small, small_uppers, low_bits);",
+        new="",
+    ),
+    _attention(
+        name="each block of a chunk is widened to the place of the first",
+        path="kernels/attention/paged/tile.h",
+        old="i += tokens, keys += tokens * size, values += tokens * size) {",
+        new="i += tokens, values += tokens * size) {",
+    ),
+    _attention(
+        name="values are read without their scale",
+        path="kernels/attention/paged/tile.h",
+        old="running.sums[r] / scores.value_scale",
+        new="running.sums[r]",
     ),
 )
 _NO_FAULT = Fault(
@@ -189,9 +234,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", metavar="TEXT", help="faults whose name has this text")
     only = parser.parse_args(arguments).only
     chosen = [fault for fault in FAULTS if only in fault.name]
-    path = path_of_this_cpu()
-    if path is None or path.name != "amx-bf16":
-        parser.error("this CPU lacks AMX, or Linux refuses its tiles")
     if not chosen:
         parser.error("--only: no fault's name has this text")
     is_right = True

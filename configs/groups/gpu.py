@@ -22,12 +22,6 @@ class GpuOptions(BaseModel):
         gt=0,
         le=1,
     )
-    kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3"] = option(
-        GPU,
-        "auto",
-        "Type of the KV cache. auto: as dtype. fp8_e4m3 (fp8 is the same; GPUs only): half of the memory, with the "
-        "checkpoint's scales, or 1.",
-    )
     enforce_eager: bool = option(GPU, False, "Use no CUDA graphs, as with level NONE in compilation_config.")
     compilation_config: Annotated[CompilationConfig, json_text('{"level": "FULL"}')] = option(
         GPU,

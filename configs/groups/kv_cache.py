@@ -16,6 +16,12 @@ class CacheOptions(BaseModel):
         "Tokens per KV block; 64 and 128 on GPUs only. Models with layers that carry a state (Mamba-2, Qwen3-Next) "
         "take any size, and one that fits their states if none is given.",
     )
+    kv_cache_dtype: Literal["auto", "bfloat16", "fp8", "fp8_e4m3"] = option(
+        CACHE,
+        "auto",
+        "Type of the KV cache. auto: as dtype. fp8_e4m3 (fp8 is the same): half of the memory, with the checkpoint's "
+        "scales, or 1.",
+    )
     kv_cache_memory: float = option(
         CACHE,
         1.0,

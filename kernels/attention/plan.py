@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from kernels.kv_cache.layout import KVScales
+from kernels.kv_cache.layout import CPU_CACHE_TYPES, KVScales
 
 if TYPE_CHECKING:
     from kernels.attention.triton_schedule import AttentionSchedule  # imports Triton
@@ -61,7 +61,7 @@ class StepRows(NamedTuple):
         struct.block_tables = block_tables.ctypes.data
         struct.table_stride = block_tables.strides[0] // 4
         struct.block_size = block_size
-        struct.bf16_cache = cache_dtype is torch.bfloat16
+        struct.cache_type = CPU_CACHE_TYPES[cache_dtype]
 
 
 class NativePlan(AttentionPlan, Protocol):

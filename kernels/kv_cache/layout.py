@@ -74,6 +74,8 @@ class KVScales(NamedTuple):
     v: torch.Tensor
 
 
+# CacheType of kernels/kv_cache/cache_layout.h, for C++ kernels.
+CPU_CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2}
 CACHE_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 HEAD_SIZES = (64, 80, 96, 128, 192, 256)

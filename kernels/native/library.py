@@ -51,6 +51,7 @@ class CallStruct(ctypes.Structure):
         ("size", c_int64),
         ("scale", c_float),
         ("soft_cap", c_float),
+        ("value_scale", c_float),
         ("mixed", c_void_p),
     )
 
@@ -176,7 +177,7 @@ class NativeKernels:
         )
         self._attention = _typed(
             functions.octavo_attention,
-            c_void_p, c_void_p, c_int64, c_void_p, c_float, c_float, c_void_p, c_void_p,
+            c_void_p, c_void_p, c_int64, c_void_p, c_float, c_float, c_void_p, c_float, c_void_p,
         )  # fmt: skip
         self._recurrent = _typed(functions.octavo_recurrent, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p)
         self._replay = _typed(functions.octavo_replay, c_void_p, c_int64, c_int64, c_void_p)
@@ -226,13 +227,23 @@ class NativeKernels:
         )  # fmt: skip
 
     def attention(
-        self, step: int, q: int, stride: int, cache: int, scale: float, soft_cap: float, sinks: int | None, out: int
+        self,
+        step: int,
+        q: int,
+        stride: int,
+        cache: int,
+        scale: float,
+        soft_cap: float,
+        sinks: int | None,
+        value_scale: float,
+        out: int,
     ) -> None:
-        """stride: floats between tokens of q. sinks: float32, one for each head; None: there are none."""
+        """stride: floats between tokens of q. sinks: float32, one for each head; None: there are none. value_scale:
+        what values are multiplied by."""
         self._call(
-            self._attention, (step, q, stride, cache, scale, soft_cap, sinks, out),
+            self._attention, (step, q, stride, cache, scale, soft_cap, sinks, value_scale, out),
             op=Op.ATTENTION, operation=step, input=q, size=stride, cache=cache, scale=scale, soft_cap=soft_cap,
-            sinks=sinks, output=out,
+            sinks=sinks, value_scale=value_scale, output=out,
         )  # fmt: skip
 
     def embedding(self, ids: int, tokens: int, table: int, size: int, scale: float, out: int, *, is_bf16: bool) -> None:

@@ -104,9 +104,6 @@ def plan(
             help="How the layers' weights are stored: fp8 and int8 take 8 bits each, int4 takes 4, plus scales.",
         ),
     ] = "none",
-    kv_cache_dtype: Annotated[
-        str, typer.Option(metavar="auto|fp8", rich_help_panel=_COSTS, help="fp8: 8 bits per KV value. auto: 16 bits.")
-    ] = "auto",
     num_requests: Annotated[
         int, typer.Option(min=1, rich_help_panel=_WORKLOAD, help="How many requests are sent.")
     ] = 1000,
@@ -235,7 +232,6 @@ def plan(
             gpus_per_node=gpus_per_node,
             gpu_memory_utilization=gpu_memory_utilization,
             quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
         ),
         workload=WorkloadQuery(
             num_requests=num_requests,

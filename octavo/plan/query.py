@@ -49,7 +49,6 @@ class GpuQuery:
     gpus_per_node: int
     gpu_memory_utilization: float
     quantization: str
-    kv_cache_dtype: str
     # This machine's, for the name auto.
     own_links: Interconnect | None = None
 
@@ -227,12 +226,8 @@ def _gpu_target(query: GpuQuery, options: Options) -> GpuTarget:
     gpu, model = find_gpu(query.name), read_shape(query.model or options.model)
     if not 0 < query.gpu_memory_utilization <= 1:
         raise PlanError(f"--gpu-memory-utilization={query.gpu_memory_utilization:g} must be above 0 and at most 1")
-    for flag, value, known in (
-        ("--quantization", query.quantization, ("none", *_LAYER_PARAM_BYTES)),
-        ("--kv-cache-dtype", query.kv_cache_dtype, ("auto", "fp8")),
-    ):
-        if value not in known:
-            raise PlanError(f"{flag}={value!r} is not known; use {' or '.join(known)}")
+    if query.quantization not in (known := ("none", *_LAYER_PARAM_BYTES)):
+        raise PlanError(f"--quantization={query.quantization!r} is not known; use {' or '.join(known)}")
     if query.quantization != "none":
         model = replace(model, layer_param_bytes=_LAYER_PARAM_BYTES[query.quantization])
     if options.max_model_len > model.max_model_len:
@@ -245,7 +240,7 @@ def _gpu_target(query: GpuQuery, options: Options) -> GpuTarget:
         model=model,
         interconnect=query.own_links or _asked_links(query, gpu),
         gpu_memory_utilization=query.gpu_memory_utilization,
-        kv_value_bytes=1.0 if query.kv_cache_dtype == "fp8" else 2.0,
+        kv_value_bytes=1.0 if options.kv_cache_dtype in ("fp8", "fp8_e4m3") else 2.0,
         max_model_len=options.max_model_len or model.max_model_len,
     )
 

@@ -22,6 +22,7 @@ from worker.encoders.cache import EncoderCache
 from worker.encoders.encoder import Encoder
 from worker.encoders.items import Items
 from worker.encoders.sizes import LOWER_LIMITS, ItemMemory
+from worker.errors import PermanentError
 from worker.layers.forward_context import ExpertLoad
 from worker.layers.kv_cache import KVCache
 from worker.model_config import ModelConfig
@@ -73,8 +74,15 @@ def build_cpu_runner(
     def make_backend(config: ModelConfig) -> Backend:
         check_experts(options, config)
         check_states(options, config)
-        with_block_size(options, config, dtype)
-        return replace(cpu_backend(dtype, config.head_size), shard=shard, stage=stage, experts=experts)
+        is_e4m3 = options.kv_cache_dtype in ("fp8", "fp8_e4m3")
+        if is_e4m3 and config.latent is not None:
+            raise PermanentError(
+                f"kv_cache_dtype={options.kv_cache_dtype}: on a CPU {config.architecture} has latent attention in its "
+                "own dtype: use auto"
+            )
+        backend = cpu_backend(dtype, config.head_size, torch.float8_e4m3fn if is_e4m3 else None)
+        with_block_size(options, config, backend.kv_cache_dtype)
+        return replace(backend, shard=shard, stage=stage, experts=experts)
 
     loaded = load_model(
         files,

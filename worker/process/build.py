@@ -25,11 +25,10 @@ def check_cpu_options(options: Options) -> None:
     """Raises PermanentError for options that need a GPU, and warns of options without effect on a CPU."""
     if options.quantization == "fp8":
         raise PermanentError("quantization=fp8 is for GPUs only: use int8, int4 or none on a CPU")
-    if options.kv_cache_dtype in ("fp8", "fp8_e4m3"):
-        raise PermanentError(f"kv_cache_dtype={options.kv_cache_dtype} is for GPUs only: use auto on a CPU")
-    if options.kv_cache_dtype == "bfloat16" and options.dtype == "float32":
+    if options.kv_cache_dtype != "auto" and options.dtype == "float32":
         raise PermanentError(
-            "kv_cache_dtype=bfloat16 with dtype=float32 is for GPUs only: on a CPU use auto, or dtype=bfloat16"
+            f"kv_cache_dtype={options.kv_cache_dtype} with dtype=float32 is for GPUs only: on a CPU use auto, or "
+            "dtype=bfloat16"
         )
     _warn(options, _ONLY_ON_GPUS, "on CPUs")
 

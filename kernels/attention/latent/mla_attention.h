@@ -23,7 +23,7 @@ struct MlaStep {
     int64_t table_stride, num_rows;
     int32_t heads, latent_size, rope_size;  // sizes are multiples of 8
     int32_t block_size;
-    int32_t bf16_cache;
+    int32_t cache_type;
 
     int64_t entry_size() const { return latent_size + rope_size; }
 };

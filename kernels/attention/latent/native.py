@@ -23,7 +23,7 @@ class MlaStepStruct(ctypes.Structure):
         ("latent_size", c_int32),
         ("rope_size", c_int32),
         ("block_size", c_int32),
-        ("bf16_cache", c_int32),
+        ("cache_type", c_int32),
     )
 
 

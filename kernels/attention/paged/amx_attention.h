@@ -1,10 +1,10 @@
-// Attention over a bf16 cache by AMX tiles: 16 query heads x 32 numbers of a head by 16 positions' keys, and 16 query
-// heads x 16 positions by 16 numbers of their values.
+// Attention by AMX tiles over a cache of bf16, or of e4m3 that is widened a segment at a time: 16 query heads x 32
+// numbers of a head by 16 positions' keys, and 16 query heads x 16 positions by 16 numbers of their values.
 //
 // All scores of a segment are computed before its weights: a query has one maximum and one sum a segment, and its values
 // add up in tile registers. The order of every sum is fixed: scores add up in steps of 32 numbers, weights and values in
 // steps of 16 positions counted from the segment's start. A weight of a position that a query does not see is 0, and
-// changes no bit. So results depend on what those of attention.h depend on, and on no more.
+// changes no bit. So results depend on what those of tile.h depend on, and on no more.
 #pragma once
 
 #include <atomic>
@@ -13,7 +13,7 @@
 #include "../../native/cpp/amx.h"
 #include "../../native/cpp/unroll.h"
 #include "../../native/cpp/vec16_bf16.h"
-#include "attention.h"
+#include "tile.h"
 
 namespace octavo {
 
@@ -25,15 +25,21 @@ inline TileShapes attention_tiles(int64_t rows) {
     return {1, 0, {}, {64, 64, 64, 64, 64, 64, 32, 64}, {own, own, own, own, own, 16, own, 8}};
 }
 
-class AmxAttention : public TileAttention<V16, bf16, bf16> {
-    using Base = TileAttention<V16, bf16, bf16>;
+template <class Element>
+class AmxAttention : public TileAttention<V16, bf16, bf16, Element> {
+    using Base = TileAttention<V16, bf16, bf16, Element>;
+    using Base::W, Base::kIsWidened;
+    using Base::begin_, Base::block_keys, Base::cap, Base::end_, Base::extra_, Base::first_position_,
+        Base::group_, Base::how_, Base::key_stride_, Base::layout_, Base::part_, Base::prefetch_block, Base::queries_,
+        Base::rows_, Base::step_, Base::vectors_of, Base::widen_keys, Base::widen_values;
 
 public:
     using Otherwise = Base;
 
     static bool fits(const AttentionStep& step) { return step.head_size % kNumbers == 0; }
 
-    AmxAttention(const AttentionStep& step, const bf16* cache, const Scores& scores, const Item& item, int64_t kv_head)
+    AmxAttention(const AttentionStep& step, const Element* cache, const Scores& scores, const Item& item,
+                 int64_t kv_head)
         : Base(step, cache, scores, item, kv_head, num_copied(step) / 2 + kRows * kLine) {
         scores_ = extra_ + num_copied(step) / 2;
     }
@@ -41,8 +47,8 @@ public:
     // Like TileAttention's.
     const Running& compute(const float* q, int64_t stride, int64_t first_segment, int64_t end_segment) {
         const TilesInUse tiles(attention_tiles(rows_));
-        return Base::compute<kSegment>(q, stride, first_segment, end_segment,
-                                       [&](int64_t base, int64_t count) { segment(base, count); });
+        return Base::template compute<kSegment>(q, stride, first_segment, end_segment,
+                                                [&](int64_t base, int64_t count) { segment(base, count); });
     }
 
 private:
@@ -54,7 +60,7 @@ private:
 
     // Numbers of keys and values that are copied: see find.
     static int64_t num_copied(const AttentionStep& step) {
-        return (step.block_size < kPositions ? 2 * kSegment : kPositions) * step.head_size;
+        return (kIsWidened || step.block_size < kPositions ? 2 * kSegment : kPositions) * step.head_size;
     }
 
     // Adds positions [base, base + count), which are a segment or its beginning.
@@ -74,24 +80,49 @@ private:
     // Finds the keys and values of each 16 positions from group `from` on. Blocks of 8 positions are copied in twos. The
     // last values are copied with zeros behind them: what lies there may be NaN, and 0 times NaN is not 0.
     void find(int64_t base, int64_t count, int64_t from) {
-        const int64_t size = step_.head_size;
-        const bool in_twos = step_.block_size < kPositions;
-        key_stride_ = std::max(kPositions, int64_t{step_.block_size}) * 2;
-        bf16* copy = reinterpret_cast<bf16*>(extra_);
-        for (int64_t v = from; v < vectors_of(count); v++) {
-            const int64_t position = base + v * kPositions, held = std::min(kPositions, count - v * kPositions);
-            const int64_t block = table_[position >> block_shift_], offset = position & (step_.block_size - 1);
-            keys_[v] = cache_ + layout_.keys(block, kv_head_) + layout_.key(offset, 0);
-            values_[v] = cache_ + layout_.values(block, kv_head_) + layout_.value(offset, 0);
-            if (in_twos) {
-                copy_keys(position, held, copy);
-                keys_[v] = copy;
-                copy += kPositions * size;
+        if constexpr (kIsWidened) {
+            widen_segment(base, count, from);
+        } else {
+            const int64_t size = step_.head_size;
+            const bool in_twos = step_.block_size < kPositions;
+            key_stride_ = std::max(kPositions, int64_t{step_.block_size}) * 2;
+            bf16* copy = reinterpret_cast<bf16*>(extra_);
+            for (int64_t v = from; v < vectors_of(count); v++) {
+                const int64_t position = base + v * kPositions, held = std::min(kPositions, count - v * kPositions);
+                const int64_t offset = position & (step_.block_size - 1);
+                keys_[v] = block_keys(position) + layout_.key(offset, 0);
+                values_[v] = block_keys(position) + layout_.part() + layout_.value(offset, 0);
+                if (in_twos) {
+                    copy_keys(position, held, copy);
+                    keys_[v] = copy;
+                    copy += kPositions * size;
+                }
+                if (in_twos || held < kPositions) {
+                    copy_values(position, held, copy);
+                    values_[v] = copy;
+                    copy += kPositions * size;
+                }
             }
-            if (in_twos || held < kPositions) {
-                copy_values(position, held, copy);
-                values_[v] = copy;
-                copy += kPositions * size;
+        }
+    }
+
+    // Widens the keys and values of each 16 positions from group `from` on, and puts zeros behind the last values.
+    void widen_segment(int64_t base, int64_t count, int64_t from) {
+        const int64_t size = step_.head_size, tokens = std::min<int64_t>(step_.block_size, kPositions);
+        key_stride_ = 2 * kPositions;
+        bf16* copy = reinterpret_cast<bf16*>(extra_);
+        for (int64_t v = from; v < vectors_of(count); v++, copy += 2 * kPositions * size) {
+            const int64_t position = base + v * kPositions, held = std::min(kPositions, count - v * kPositions);
+            bf16 *keys = copy, *values = copy + kPositions * size;
+            keys_[v] = keys;
+            values_[v] = values;
+            for (int64_t i = 0; i < held; i += tokens) {
+                widen_keys(position + i, tokens, keys + 2 * i, key_stride_);
+                widen_values(position + i, tokens, values + i * size);
+                prefetch_block(std::min(position + i + kTogether * kPositions, end_ - 1), tokens);
+            }
+            for (int64_t t = held; t < kPositions; t++) {
+                for (int64_t i = 0; i < size; i++) values[t / 2 * 2 * size + 2 * i + t % 2] = 0;
             }
         }
     }
@@ -100,7 +131,7 @@ private:
     void copy_keys(int64_t position, int64_t held, bf16* to) const {
         const int64_t width = 2 * step_.block_size;
         for (int64_t i = 0; i < held; i += step_.block_size, to += width) {
-            const bf16* from = cache_ + layout_.keys(table_[(position + i) >> block_shift_], kv_head_);
+            const bf16* from = block_keys(position + i);
             for (int64_t pair = 0; pair < step_.head_size / 2; pair++) {
                 std::memcpy(to + pair * 2 * kPositions, from + pair * width, width * sizeof(bf16));
             }
@@ -113,9 +144,8 @@ private:
         std::fill(to, to + kPositions * size, bf16{0});
         for (int64_t i = 0; i < held; i += 2, to += 2 * size) {
             const int64_t offset = (position + i) & (step_.block_size - 1);
-            const int64_t block = table_[(position + i) >> block_shift_];
-            std::memcpy(to, cache_ + layout_.values(block, kv_head_) + layout_.value(offset, 0),
-                        2 * size * sizeof(bf16));
+            const bf16* values = block_keys(position + i) + layout_.part() + layout_.value(offset, 0);
+            std::memcpy(to, values, 2 * size * sizeof(bf16));
             for (int64_t second = 1; i + 1 == held && second < 2 * size; second += 2) to[second] = 0;
         }
     }
@@ -240,8 +270,7 @@ private:
         for (int64_t i = 0; i < count; i += 64 / sizeof(bf16)) _mm_prefetch(place + i, kHint);
     }
 
-    float* scores_;       // of 16 rows, kLine apart
-    int64_t key_stride_;  // numbers between pairs of a key
+    float* scores_;  // of 16 rows, kLine apart
     const bf16 *keys_[kGroups], *values_[kGroups];
 };
 

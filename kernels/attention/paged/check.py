@@ -22,14 +22,15 @@ _HEADS = HeadShape(num_heads=6, num_kv_heads=2, head_size=32)
 def check(kernels: NativeKernels) -> None:
     """Raises NativeKernelsError, naming dtype and error, if results differ."""
     generator = torch.Generator().manual_seed(0)
-    # bfloat16 has 8 bits of mantissa: where KV is rounded to it, errors of 2^-8 add up like a random walk.
-    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 2e-2)):
+    # Where KV is rounded, errors of 2^-8 (bfloat16) or 2^-4 (e4m3) add up like a random walk.
+    for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 2e-2), (torch.float8_e4m3fn, 2e-1)):
         _check_dtype(kernels, dtype, generator, tolerance)
 
 
 def _check_dtype(kernels: NativeKernels, dtype: torch.dtype, generator: torch.Generator, tolerance: float) -> None:
     """A decode after 21 tokens and 6 queries after 64; rope and the cache write under test produced all KV."""
-    path, heads = native_backend(dtype, kernels), _HEADS
+    compute_dtype = dtype if dtype is torch.float32 else torch.bfloat16
+    path, heads = native_backend(compute_dtype, kernels, dtype), _HEADS
     write = RopeCacheWrite(path, num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads, head_size=heads.head_size)
     tables = np.arange(1, 19, dtype=np.int32).reshape(2, 9)
     shape = (19, _BLOCK_SIZE, 2, heads.num_kv_heads, heads.head_size)

@@ -1,4 +1,4 @@
-"""Paged attention by the C++ kernel, attention.h beside this file; work.h lists the items of a step.
+"""Paged attention by the C++ kernel, attention.h and tile.h beside this file; work.h lists the items of a step.
 
 Legend: S rows.
 """
@@ -13,7 +13,7 @@ from kernels.attention.plan import StepRows
 from kernels.kv_cache.layout import HeadShape, KVScales
 from kernels.native.library import NativeKernels
 
-# kSegment of attention.h: the most keys that one item of a decode reads, so that several threads share a long
+# kSegment of step.h: the most keys that one item of a decode reads, so that several threads share a long
 # context.
 SEGMENT = 512
 # Query heads of an item. 6 fill the registers; 4 times as many share a chunk of keys in L1.
@@ -23,7 +23,7 @@ _ITEM, _SPLIT, _SHARER = 6, 4, 2
 
 
 class AttentionStepStruct(ctypes.Structure):
-    """`AttentionStep` of kernels/attention/paged/attention.h."""
+    """`AttentionStep` of kernels/attention/paged/step.h."""
 
     _fields_ = (
         ("query_starts", c_void_p),
@@ -42,7 +42,7 @@ class AttentionStepStruct(ctypes.Structure):
         ("block_size", c_int32),
         ("window", c_int32),
         ("attention_chunk", c_int32),
-        ("bf16_cache", c_int32),
+        ("cache_type", c_int32),
     )
 
 
@@ -96,15 +96,15 @@ class NativeAttentionPlan:
         soft_cap: float = 0.0,
         sinks_H: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        assert kv_scales is None
         assert sinks_H is None or (sinks_H.dtype, sinks_H.shape) == (torch.float32, q_THD.shape[1:2])
         assert q_THD.dtype is torch.float32
         assert q_THD.stride()[1:] == (q_THD.shape[2], 1)
         out_THD = torch.empty(q_THD.shape) if out is None else out
         assert out_THD.shape == q_THD.shape
         assert out_THD.is_contiguous()
+        k_scale, v_scale = (1.0, 1.0) if kv_scales is None else (kv_scales.k.item(), kv_scales.v.item())
         self._kernels.attention(
-            ctypes.addressof(self._struct), q_THD.data_ptr(), q_THD.stride(0), cache.data_ptr(), scale, soft_cap,
-            None if sinks_H is None else sinks_H.data_ptr(), out_THD.data_ptr(),
+            ctypes.addressof(self._struct), q_THD.data_ptr(), q_THD.stride(0), cache.data_ptr(), scale * k_scale,
+            soft_cap, None if sinks_H is None else sinks_H.data_ptr(), v_scale, out_THD.data_ptr(),
         )  # fmt: skip
         return out_THD

@@ -10,7 +10,7 @@
 
 namespace octavo {
 
-// Positions of a segment: see attention.h.
+// Positions of a segment: see tile.h.
 constexpr int64_t kSegment = 512;
 constexpr float kNothing = -std::numeric_limits<float>::infinity(), kLargest = std::numeric_limits<float>::max();
 
@@ -27,7 +27,7 @@ struct AttentionStep {
     int32_t block_size;  // a power of 2 from 8 on
     int32_t window;  // positions that a query sees, its own included; 0: all before it
     int32_t attention_chunk;  // positions per chunk, of which a query sees only its own; 0: no chunks
-    int32_t bf16_cache;
+    int32_t cache_type;  // CacheType
 
     // The first position that the query at `position` sees.
     int64_t first_key(int64_t position) const {
@@ -38,9 +38,11 @@ struct AttentionStep {
 
 // How a layer's scores become weights: weight = softmax(capped(scale * q k)), where capped(s) = soft_cap * tanh(s /
 // soft_cap), or s if soft_cap is 0. sinks: null, or a score for each head that joins its softmax without a value.
+// value_scale: what values are multiplied by.
 struct Scores {
     float scale, soft_cap;
     const float* sinks;  // [heads]
+    float value_scale;
 
     // Scores are computed in units that suit weigh(): weights are powers of 2, and a cap reads twice the tanh's argument.
     float unit() const { return soft_cap > 0 ? 2 * kLog2E / soft_cap : kLog2E; }

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "attention.h"
+#include "step.h"
 #include "../../native/cpp/pool.h"
 
 namespace octavo {

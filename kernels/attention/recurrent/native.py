@@ -23,7 +23,7 @@ class _StepStruct(ctypes.Structure):
         ("block_tables", c_void_p),
         ("table_stride", c_int64),
         ("block_size", c_int32),
-        ("bf16_cache", c_int32),
+        ("cache_type", c_int32),
     )
 
 

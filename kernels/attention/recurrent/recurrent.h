@@ -24,7 +24,7 @@ struct RecurrentStep {
     const int32_t* block_tables;
     int64_t table_stride;
     int32_t block_size;
-    int32_t bf16_cache;  // for other layers
+    int32_t cache_type;  // for other layers
 };
 
 enum Rule : int32_t { kMamba2, kDelta };

@@ -14,5 +14,8 @@ def block_copy(source_N: torch.Tensor, target_M: torch.Tensor, source_blocks_C: 
     the CPU; target blocks are all different. The copied blocks are gathered first, which takes
     as much memory.
     """
+    if source_N.dtype.itemsize == 1:
+        # torch has no index_copy_ of e4m3.
+        source_N, target_M = source_N.view(torch.uint8), target_M.view(torch.uint8)
     gathered_C = source_N.index_select(0, source_blocks_C.to(source_N.device))
     target_M.index_copy_(0, target_blocks_C.to(target_M.device), gathered_C.to(target_M.device))

@@ -77,7 +77,9 @@ class RopeCacheWrite:
                 num_heads, head_norm_HD, eps, kv_scales, backend.device, interleaved=interleaved
             )
         elif backend.native is not None:
-            self._op = NativeRopeCacheWrite(backend.native, num_heads, num_kv_heads, head_size, head_norm_HD, eps)
+            self._op = NativeRopeCacheWrite(
+                backend.native, num_heads, num_kv_heads, head_size, head_norm_HD, eps, kv_scales
+            )
         else:
             self._op = TorchRopeCacheWrite(num_heads, num_kv_heads, head_size, head_norm_HD, eps)
 

@@ -5,6 +5,7 @@ from ctypes import c_float, c_int32, c_void_p
 
 import torch
 
+from kernels.kv_cache.layout import CPU_CACHE_TYPES, KVScales
 from kernels.native.library import NativeKernels
 
 
@@ -18,7 +19,9 @@ class RopeCacheWriteStruct(ctypes.Structure):
         ("kv_heads", c_int32),
         ("head_size", c_int32),
         ("block_size", c_int32),
-        ("bf16_cache", c_int32),
+        ("cache_type", c_int32),
+        ("k_scale", c_float),
+        ("v_scale", c_float),
     )
 
 
@@ -35,6 +38,7 @@ class NativeRopeCacheWrite:
         head_size: int,
         head_norm_HD: torch.Tensor | None,
         eps: float,
+        kv_scales: KVScales | None,
     ) -> None:
         self._kernels = kernels
         self._shape = (num_heads, head_size)
@@ -45,6 +49,8 @@ class NativeRopeCacheWrite:
             heads=num_heads,
             kv_heads=num_kv_heads,
             head_size=head_size,
+            k_scale=1.0 if kv_scales is None else kv_scales.k.item(),
+            v_scale=1.0 if kv_scales is None else kv_scales.v.item(),
         )
 
     def __call__(
@@ -57,7 +63,7 @@ class NativeRopeCacheWrite:
         assert slots_T.dtype is torch.int64
         num_heads, head_size = self._shape
         self._struct.block_size = cache.shape[1]
-        self._struct.bf16_cache = cache.dtype is torch.bfloat16
+        self._struct.cache_type = CPU_CACHE_TYPES[cache.dtype]
         self._kernels.rope_cache_write(
             ctypes.addressof(self._struct), qkv_TF.data_ptr(), len(qkv_TF), cos_sin_T1P.data_ptr(), slots_T.data_ptr(),
             cache.data_ptr(),

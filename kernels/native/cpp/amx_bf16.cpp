@@ -1,4 +1,4 @@
-// For CPUs with AMX for bf16. Linears of bf16 weights and attention over a bf16 cache multiply
+// For CPUs with AMX for bf16. Linears of bf16 weights and attention over a cache of bf16 or e4m3 multiply
 // tiles; the rest is as with AVX512_BF16.
 #include "vec16.h"
 
@@ -15,7 +15,8 @@ template <bool kGrouped>
 using Int8Linear = DotsLinear<TileDots<Int8Dots<kGrouped, kTileGroup>>>;
 template <bool kZeros>
 using Int4Linear = DotsLinear<TileDots<Int4Dots<kZeros, kTileGroup>>>;
-using HalfAttention = AmxAttention;
+template <class Element>
+using HalfAttention = AmxAttention<Element>;
 }  // namespace octavo
 
 #include "exports.h"

@@ -12,7 +12,8 @@ template <bool kGrouped>
 using Int8Linear = DotsLinear<Int8Dots<kGrouped>>;
 template <bool kZeros>
 using Int4Linear = DotsLinear<Int4Dots<kZeros>>;
-using HalfAttention = TileAttention<V16, float, bf16>;
+template <class Element>
+using HalfAttention = TileAttention<V16, float, bf16, Element>;
 }  // namespace octavo
 
 #include "exports.h"

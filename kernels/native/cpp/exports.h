@@ -1,5 +1,5 @@
 // The C functions of a path. A path's file defines Vector; HalfLinear, its linears of bf16 weights; HalfAttention, its
-// attention over a bf16 cache; Int8Linear and Int4Linear, its linears of quantized weights.
+// attention over a cache of bf16 or e4m3; Int8Linear and Int4Linear, its linears of quantized weights.
 #pragma once
 
 #include "../../elementwise/embedding/embedding.h"
@@ -113,13 +113,35 @@ OCTAVO_EXPORT void octavo_linear_argmax(const Linear* linear, const float* x, in
     }
 }
 
+// Calls f(numbers of the cache).
+template <class Memory, class F>
+void with_cache(int32_t type, Memory* cache, F&& f) {
+    const auto as = [&](auto number) {
+        using Number = std::conditional_t<std::is_const_v<Memory>, const decltype(number), decltype(number)>;
+        f(static_cast<Number*>(cache));
+    };
+    switch (static_cast<CacheType>(type)) {
+        case kFloat32Cache: return as(float{});
+        case kBf16Cache: return as(bf16{});
+        case kE4m3Cache: return as(e4m3{});
+    }
+}
+
+// The class that computes attention over a cache of these numbers.
+template <class Element>
+struct PagedTile {
+    using Type = HalfAttention<Element>;
+};
+template <>
+struct PagedTile<float> {
+    using Type = TileAttention<Vector, float, float>;
+};
+
 OCTAVO_EXPORT void octavo_rope_cache_write(const RopeCacheWrite* shape, float* qkv, int64_t tokens,
                                            const float* cos_sin, const int64_t* slots, void* cache) {
-    if (shape->bf16_cache) {
-        rope_cache_write(*shape, qkv, tokens, cos_sin, slots, static_cast<bf16*>(cache));
-    } else {
-        rope_cache_write(*shape, qkv, tokens, cos_sin, slots, static_cast<float*>(cache));
-    }
+    with_cache(shape->cache_type, cache, [&](auto* numbers) {
+        rope_cache_write(*shape, qkv, tokens, cos_sin, slots, numbers);
+    });
 }
 
 OCTAVO_EXPORT void octavo_embedding(const int64_t* ids, int64_t tokens, const void* table, int64_t size, float scale,
@@ -149,18 +171,19 @@ OCTAVO_EXPORT void octavo_plan_attention(AttentionStep* step, int64_t tokens, in
 }
 
 OCTAVO_EXPORT void octavo_attention(const AttentionStep* step, const float* q, int64_t stride, const void* cache,
-                                    float scale, float soft_cap, const float* sinks, float* out) {
-    const Scores scores = {scale, soft_cap, sinks};
-    if (step->bf16_cache) {
-        attention<HalfAttention>(*step, q, stride, static_cast<const bf16*>(cache), scores, out);
-    } else {
-        attention<TileAttention<Vector, float, float>>(*step, q, stride, static_cast<const float*>(cache), scores, out);
-    }
+                                    float scale, float soft_cap, const float* sinks, float value_scale,
+                                    float* out) {
+    const Scores scores = {scale, soft_cap, sinks, value_scale};
+    with_cache(step->cache_type, cache, [&](auto* numbers) {
+        using Element = std::remove_const_t<std::remove_pointer_t<decltype(numbers)>>;
+        using Tile = typename PagedTile<Element>::Type;
+        attention<Tile>(*step, q, stride, numbers, scores, out);
+    });
 }
 
 OCTAVO_EXPORT void octavo_mla_attention(const MlaStep* step, const float* q, const void* cache, float scale,
                                         float* out) {
-    if (step->bf16_cache) return mla_attention(*step, q, static_cast<const bf16*>(cache), scale, out);
+    if (step->cache_type == kBf16Cache) return mla_attention(*step, q, static_cast<const bf16*>(cache), scale, out);
     mla_attention(*step, q, static_cast<const float*>(cache), scale, out);
 }
 

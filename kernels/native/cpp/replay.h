@@ -25,6 +25,7 @@ struct Call {
     int64_t size;  // of a row; attention's input: its token stride; a plan: rows of a tile
     float scale;  // of attention and embeddings; a norm's eps
     float soft_cap;  // of attention's scores; 0: none
+    float value_scale;  // of attention
     float* mixed;  // recurrent: memory for the convolved channels
 };
 
@@ -42,7 +43,8 @@ inline void run(const Call& call, int64_t tokens) {
             return octavo_rope_cache_write(static_cast<const RopeCacheWrite*>(call.operation), input, tokens,
                                            call.cos_sin, call.numbers, call.cache);
         case Call::kAttention:
-            return octavo_attention(step, input, call.size, call.cache, call.scale, call.soft_cap, call.sinks, output);
+            return octavo_attention(step, input, call.size, call.cache, call.scale, call.soft_cap, call.sinks,
+                                    call.value_scale, output);
         case Call::kEmbedding:
             return octavo_embedding(call.numbers, tokens, input, call.size, call.scale, output, call.variant);
         case Call::kCosSinTable:

@@ -1,6 +1,7 @@
 // Vectors of 16 floats, for the paths with AVX-512. Each lane's results are bitwise those of a lane of V8.
 #pragma once
 
+#include "e4m3.h"
 #include "vec.h"
 
 namespace octavo {
@@ -58,6 +59,32 @@ inline V16 exp2(V16 x) {
     const V16 most = {_mm512_min_ps(_mm512_set1_ps(kMostExp2), x.x)}, whole = nearest(most);  // NaN: the second operand
     const __mmask16 is_large = _mm512_cmp_ps_mask(x.x, _mm512_set1_ps(-126.5f), _CMP_NLT_UQ);
     return {_mm512_maskz_scalef_ps(is_large, exp2_of_fraction(most - whole).x, whole.x)};
+}
+
+// As that of V8. The upper byte of a bf16 follows from the upper half of the e4m3 number's bits, the lower byte from the
+// lower half; below 2^-6 both follow from the lower half, but for the sign.
+inline void widen(V16, const e4m3* from, int64_t count, bf16* to) {
+    const auto table = [](auto... bytes) { return _mm512_broadcast_i32x4(_mm_setr_epi8(static_cast<char>(bytes)...)); };
+    const __m512i uppers = table(60, 61, 62, 63, 64, 65, 66, 67, 60, 61, 62, 63, 64, 65, 66, 67);
+    const __m512i small_uppers = table(0, 0x3b, 0x3b, 0x3b, 0x3c, 0x3c, 0x3c, 0x3c, 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m512i small_lowers = table(0, 0, 0x80, 0xc0, 0, 0x20, 0x40, 0x60, 0, 0, 0, 0, 0, 0, 0, 0);
+    // Unpacking takes 8 numbers of each 16.
+    const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0), low_half = _mm512_set1_epi8(0x0f);
+    int64_t i = 0;
+    for (; i + 64 <= count; i += 64) {
+        const __m512i bits = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(from + i));
+        const __m512i low_bits = _mm512_and_si512(bits, low_half);
+        const __m512i high_bits = _mm512_and_si512(_mm512_srli_epi16(bits, 4), low_half);
+        const __mmask64 is_small = _mm512_testn_epi8_mask(bits, _mm512_set1_epi8(0x78));
+        const __m512i lower = _mm512_mask_shuffle_epi8(_mm512_slli_epi16(low_bits, 4), is_small, small_lowers, low_bits);
+        __m512i upper = _mm512_shuffle_epi8(uppers, high_bits);
+        upper = _mm512_mask_shuffle_epi8(upper, is_small, small_uppers, low_bits);
+        const __m512i sign = _mm512_and_si512(bits, _mm512_set1_epi8(static_cast<char>(0x80)));
+        upper = _mm512_or_si512(upper, sign);
+        _mm512_storeu_si512(to + i, _mm512_unpacklo_epi8(lower, upper));
+        _mm512_storeu_si512(to + i + 32, _mm512_unpackhi_epi8(lower, upper));
+    }
+    if (i < count) widen(V8{}, from + i, count - i, to + i);
 }
 
 }  // namespace octavo

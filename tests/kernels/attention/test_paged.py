@@ -11,7 +11,7 @@ from kernels.attention.paged import AttentionPlanner, reference, torch_cpu
 from kernels.attention.paged import native as native_module
 from kernels.attention.plan import StepRows
 from kernels.backend import Backend
-from kernels.kv_cache.layout import HeadShape
+from kernels.kv_cache.layout import HeadShape, KVScales
 from kernels.kv_cache.write import RopeCacheWrite
 from tests.support.kernels.kernel_paths import KINDS, NATIVE_KINDS, path_of
 
@@ -50,8 +50,8 @@ class Case:
         case.tables = tables.reshape(len(self.tables), -1).astype(np.int32)
         return case
 
-    def run(self, kind: str = "torch", threads: int | None = None) -> torch.Tensor:
-        """threads: of C++ kernels; None: as many as PyTorch's."""
+    def run(self, kind: str = "torch", threads: int | None = None, kv_scales: KVScales | None = None) -> torch.Tensor:
+        """threads: of C++ kernels; None: as many as PyTorch's. kv_scales: of an e4m3 cache."""
         path = path_of(kind, self.cache.dtype)
         cache = self.cache if kind == "torch" else in_native_layout(self.cache, kind)
         if path.native is not None:
@@ -66,7 +66,9 @@ class Case:
         )
         plan = AttentionPlanner(path, HEADS, self.window, self.attention_chunk).plan(step)
         with torch.inference_mode():
-            attend = partial(plan.attend, self.q, cache, 0.25, soft_cap=self.soft_cap, sinks_H=self.sinks)
+            attend = partial(
+                plan.attend, self.q, cache, 0.25, kv_scales=kv_scales, soft_cap=self.soft_cap, sinks_H=self.sinks
+            )
             first = attend()
             # A plan serves every layer: what one layer leaves in its buffers must not affect the next.
             second = attend()
@@ -127,6 +129,30 @@ CASES = {
 def test_agrees_with_float64(rows: list[tuple[int, int]], window: int, dtype: torch.dtype, kind: str) -> None:
     case, tolerance = Case(*rows, dtype=dtype, window=window, block_size=16), _tolerance(path_of(kind, dtype), dtype)
     torch.testing.assert_close(case.run(kind).double(), case.expected(), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("kind", NATIVE_KINDS)
+@pytest.mark.parametrize("block_size", [8, 16, 32, 256])
+@pytest.mark.parametrize("window", [0, 5])
+@pytest.mark.parametrize("rows", [*CASES.values(), [(1, 1100), (3, 700)]], ids=[*CASES, "several segments"])
+def test_an_e4m3_cache_gives_the_bits_of_its_numbers_in_bfloat16(
+    rows: list[tuple[int, int]], window: int, block_size: int, kind: str
+) -> None:
+    case = Case(*rows, dtype=torch.float8_e4m3fn, window=window, block_size=block_size)
+    widened = copy.copy(case)
+    widened.cache = case.cache.to(torch.bfloat16)
+    assert torch.equal(case.run(kind), widened.run(kind))
+
+
+@pytest.mark.parametrize("kind", NATIVE_KINDS)
+@pytest.mark.parametrize(("soft_cap", "has_sinks"), [(0.0, False), (4.0, True)])
+def test_an_e4m3_cache_is_read_with_its_scales(soft_cap: float, has_sinks: bool, kind: str) -> None:
+    case = Case((1, 70), (5, 21), (1, 1100), dtype=torch.float8_e4m3fn, soft_cap=soft_cap, has_sinks=has_sinks)
+    scaled = copy.copy(case)
+    scaled.cache = case.cache.float() * torch.tensor([0.25, 3.0]).view(2, 1, 1)
+    got = case.run(kind, kv_scales=KVScales(torch.tensor([0.25]), torch.tensor([3.0])))
+    tolerance = _tolerance(path_of(kind, torch.bfloat16), torch.bfloat16)
+    torch.testing.assert_close(got.double(), scaled.expected(), rtol=tolerance, atol=3 * tolerance)
 
 
 # Scores of these cases are about 1, and a few 4: both caps change them.

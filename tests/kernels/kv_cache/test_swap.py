@@ -4,7 +4,7 @@ import torch
 from kernels.kv_cache.swap import block_copy, reference
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
 def test_copies_its_blocks_and_no_other(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     source, target = torch.randn(6, 8, 2, 3, 4).to(dtype), torch.randn(4, 8, 2, 3, 4).to(dtype)

@@ -62,3 +62,4 @@ inline int32_t sum(__m512i x) {
 #define _mm512_cvtneps_pbh emulated::to_bf16
 #define _mm512_cvtepi32_epi8 emulated::to_bytes
 #define _mm512_reduce_add_epi32 emulated::sum
+#define _mm512_testn_epi8_mask(x, y) _mm512_cmpeq_epi8_mask(_mm512_and_si512(x, y), _mm512_setzero_si512())

@@ -49,5 +49,9 @@ def _skip_without_compiler() -> None:
 
 
 def path_of(kind: str, dtype: torch.dtype) -> Backend:
-    """kind: torch, or as for `kernels_of`."""
-    return torch_backend(dtype) if kind == "torch" else native_backend(dtype, kernels_of(kind))
+    """kind: torch, or as for `kernels_of`. dtype: also float8_e4m3fn, for the KV cache of a model in bfloat16."""
+    if kind == "torch":
+        return torch_backend(dtype)
+    if dtype is torch.float8_e4m3fn:
+        return native_backend(torch.bfloat16, kernels_of(kind), dtype)
+    return native_backend(dtype, kernels_of(kind))

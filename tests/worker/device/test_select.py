@@ -127,8 +127,7 @@ def test_fp8_needs_a_gpu_that_multiplies_it():
     ("changes", "said"),
     [
         ({"quantization": "fp8"}, "quantization=fp8 is for GPUs only: use int8, int4 or none"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype=fp8 is for GPUs only: use auto"),
-        ({"kv_cache_dtype": "fp8_e4m3"}, "kv_cache_dtype=fp8_e4m3 is for GPUs only"),
+        ({"kv_cache_dtype": "fp8", "dtype": "float32"}, "kv_cache_dtype=fp8 with dtype=float32"),
         ({"kv_cache_dtype": "bfloat16", "dtype": "float32"}, "kv_cache_dtype=bfloat16 with dtype=float32"),
     ],
 )

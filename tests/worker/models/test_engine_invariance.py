@@ -47,7 +47,9 @@ def quantization(request: pytest.FixtureRequest) -> Quantization:
 
 
 def _llm(quantization: Quantization, **options: Any) -> LLM:
-    return LLM(dtype="bfloat16", quantization=quantization, worker_threads=2, **options)
+    """With int8 weights the KV cache is in e4m3."""
+    kv_cache_dtype = "fp8" if quantization == "int8" else "auto"
+    return LLM(dtype="bfloat16", quantization=quantization, kv_cache_dtype=kv_cache_dtype, worker_threads=2, **options)
 
 
 def _generate(llm: LLM, indices: Sequence[int]) -> list[tuple[Choice, ...]]:
