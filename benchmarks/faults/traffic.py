@@ -10,8 +10,8 @@ import json
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from types import TracebackType
 
+from benchmarks.faults.grey.means.relay import Relay
 from octavo import AsyncClient, SamplingParams
 from octavo.client.errors import Cancelled, DeadlineExceeded, OctavoError, Overloaded
 from octavo.client.results import Delta, Finished
@@ -56,58 +56,6 @@ async def exchange(
     finally:
         writer.transport.abort()
     return answer
-
-
-class Relay:
-    """Relays connections to a target, HOST:PORT, until `abort`. Its own address is the attribute `target`."""
-
-    def __init__(self, target: str) -> None:
-        self._host, _, port = target.rpartition(":")
-        self._port = int(port)
-        self._writers: list[asyncio.StreamWriter] = []
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> "Relay":
-        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
-        self.target = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abort()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def abort(self) -> None:
-        """Breaks all connections, and accepts no more."""
-        self._server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.append(writer)
-        try:
-            onwards = await asyncio.open_connection(self._host, self._port)
-        except OSError:
-            writer.transport.abort()
-            return
-        self._writers.append(onwards[1])
-        for source, sink in ((reader, onwards[1]), (onwards[0], writer)):
-            task = asyncio.create_task(_pass_on(source, sink))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-
-async def _pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    try:
-        while piece := await source.read(65536):
-            sink.write(piece)
-            await sink.drain()
-    except OSError:
-        # One end is gone: breaks the connection to the other end, too.
-        sink.transport.abort()
-        return
-    sink.close()
 
 
 # The longest that a request takes when processes are killed under it.
@@ -225,10 +173,10 @@ async def read_slowly(edge: Edge, choose: random.Random) -> str:
 async def vanish(edge: Edge, choose: random.Random) -> str:
     """Breaks the client's connections, in the middle of a stream or before."""
     target = choose.choice(edge.targets)
-    async with Relay(target) as relay, AsyncClient(relay.target, retry_for=0) as client:
+    async with Relay.to(target) as relay, AsyncClient(relay.address, retry_for=0) as client:
         task = asyncio.create_task(client.generate(a_prompt(choose), some_sampling(choose)))
         await asyncio.wait([task], timeout=choose.uniform(0.01, 1.5))
-        relay.abort()
+        relay.end()
         with contextlib.suppress(OctavoError):
             await task
             return "finished"

@@ -10,7 +10,8 @@ import random
 from dataclasses import dataclass, field
 
 from benchmarks.faults.cluster import Cluster, Kind
-from benchmarks.faults.traffic import Edge, Manner, Relay, Surprise, post, some_sampling
+from benchmarks.faults.grey.means.relay import Relay
+from benchmarks.faults.traffic import Edge, Manner, Surprise, post, some_sampling
 from octavo import AsyncClient
 from octavo.client.errors import InvalidRequest, OctavoError, Overloaded
 from octavo.client.requests import Message
@@ -106,10 +107,10 @@ async def leave(edge: Edge, choose: random.Random) -> str:
 
 async def vanish(edge: Edge, choose: random.Random) -> str:
     """Breaks the client's connections, while it sends the images or later."""
-    async with Relay(choose.choice(edge.targets)) as relay, AsyncClient(relay.target, retry_for=0) as client:
+    async with Relay.to(choose.choice(edge.targets)) as relay, AsyncClient(relay.address, retry_for=0) as client:
         task = asyncio.create_task(client.generate(_a_chat(choose), some_sampling(choose)))
         await asyncio.wait([task], timeout=choose.uniform(0.005, 1.0))
-        relay.abort()
+        relay.end()
         with contextlib.suppress(OctavoError):
             await task
             return "finished"

@@ -50,26 +50,57 @@ class _Connection:
 
 class Relay:
     """Connections from a port to another one, both on loopback. All methods are called on the thread of its loop.
+    Entering and leaving its context starts and stops it.
 
-    to_listener, to_dialer: the two directions. The dialer is the side that connects: a router, or a worker.
+    to_listener, to_dialer: the two directions. The dialer is the side that connects: a router, a worker or a client.
     """
 
     def __init__(self, port: int, target: int) -> None:
+        """port: 0 for a free one."""
         self.port, self._target = port, target
         self.to_listener, self.to_dialer = Way(), Way()
         self._connections: set[_Connection] = set()
+        # One for each connection, from its first moment on.
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_over = False
+
+    @classmethod
+    def to(cls, target: str) -> "Relay":
+        """A relay from a free port to HOST:PORT on loopback."""
+        return cls(0, int(target.rpartition(":")[2]))
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, once it has started."""
+        return f"127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> "Relay":
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._connect, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
+        """Breaks all connections, and waits until they are gone."""
+        self.end()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # Transports close in the loop's next turn.
+        await asyncio.sleep(0)
+
+    def end(self) -> None:
         """Resets all connections, and accepts no more."""
+        self._is_over = True
         self._server.close()
         for way in (self.to_listener, self.to_dialer):
             way.release()
         self.reset()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def reset(self) -> None:
         """Resets all connections. The relay goes on accepting new ones."""
@@ -90,26 +121,40 @@ class Relay:
         return sum(each.left is not None for each in self._connections)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
         try:
-            onward_reader, onward = await asyncio.open_connection("127.0.0.1", self._target)
+            if not self._is_over:
+                onward_reader, onward = await asyncio.open_connection("127.0.0.1", self._target)
+                await self._join(reader, writer, onward_reader, onward)
         except OSError:
+            # There is nobody at the target.
+            pass
+        finally:
             writer.transport.abort()
-            return
+            self._tasks.discard(task)
+
+    async def _join(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        onward_reader: asyncio.StreamReader,
+        onward: asyncio.StreamWriter,
+    ) -> None:
+        """Carries both directions until they end."""
         connection = _Connection(writer, onward)
         self._connections.add(connection)
-        ways = (
-            self._carry(connection, reader, onward, self.to_listener),
-            self._carry(connection, onward_reader, writer, self.to_dialer),
-        )
-        tasks = [asyncio.create_task(way) for way in ways]
-        self._tasks.update(tasks)
         try:
-            await asyncio.gather(*tasks)
+            # It may have ended while the connection was made.
+            if not self._is_over:
+                await asyncio.gather(
+                    self._carry(connection, reader, onward, self.to_listener),
+                    self._carry(connection, onward_reader, writer, self.to_dialer),
+                )
         finally:
-            self._tasks.difference_update(tasks)
             self._connections.discard(connection)
-            for each in (writer, onward):
-                each.transport.abort()
+            onward.transport.abort()
 
     async def _carry(
         self, connection: _Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way

@@ -11,8 +11,8 @@ import grpc.aio
 import httpx
 
 from benchmarks.faults.crowd import Crowd, Live, Outcome, Plan
+from benchmarks.faults.grey.means.relay import Relay
 from benchmarks.faults.streams.attached.plans import DETACH_TIMEOUT_S, EVENTS, ChoiceOverHttp, body_of, over_http
-from benchmarks.faults.traffic import Relay
 from octavo.client.assembly import Assembly
 from octavo.client.connection import open_async_channel
 from octavo.client.errors import DeadlineExceeded, InvalidRequest, OctavoError, ProtocolError, from_rpc_error
@@ -61,7 +61,7 @@ class AttachedCrowd(Crowd):
         while True:
             before = live.num_tokens
             target = self._choose.choice(self._http_targets if isinstance(reader, _EventsReader) else self._all_targets)
-            async with Relay(target) as relay:
+            async with Relay.to(target) as relay:
                 if await reader.read_part(relay, self._choose.randrange(_MOST_MESSAGES)):
                     return
             if live.num_tokens > before:
@@ -72,7 +72,7 @@ class AttachedCrowd(Crowd):
 
     def cut(self, relay: Relay) -> None:
         self.counts["connections cut"] += 1
-        relay.abort()
+        relay.end()
 
 
 class _GrpcReader:
@@ -96,7 +96,7 @@ class _GrpcReader:
         num_left: messages after which the connection is cut.
         """
         assembly = self._assembly
-        async with open_async_channel(relay.target, None) as channel:
+        async with open_async_channel(relay.address, None) as channel:
             stub = InferenceStub(channel)
             if self._attaches:
                 call = stub.Attach(assembly.attach_call())
@@ -168,7 +168,7 @@ class _EventsReader:
         """
         asks, crowd = self._asks, self._crowd
         path, body = body_of(self._plan)
-        async with httpx.AsyncClient(base_url=f"http://{relay.target}", timeout=_PATIENCE_S, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=f"http://{relay.address}", timeout=_PATIENCE_S, trust_env=False) as http:
             if asks:
                 crowd.counts["requests over HTTP" if not self._last_id else "asked again over HTTP"] += 1
                 call = http.stream("POST", path, json=body, headers={"x-request-id": self._live.request_id})
