@@ -58,6 +58,9 @@ class SchedulerServer:
         self._outgoing: dict[int, Outgoing] = {}
         # Where the routers of open Sessions answer each other.
         self._peer_addresses: dict[int, str] = {}
+        self._has_workers = False
+        # Routers whose Session has ended without workers.
+        self._waiting_routers: set[str] = set()
         self._session_numbers = itertools.count(1)
         # Counted on the event loop: no step needs it.
         self._rate_counts = RateCounts()
@@ -128,8 +131,10 @@ class SchedulerServer:
                 outgoing.put(parcels)
 
     def _note_workers(self, model: inference_pb2.ModelInfo | None) -> None:
+        self._has_workers = model is not None
         if model is not None:
             self._model = model
+            self._waiting_routers.clear()
         self._set_readiness(model is not None and not self._is_draining)
 
     def _set_readiness(self, is_ready: bool) -> None:
@@ -222,7 +227,9 @@ class SchedulerServer:
         if first.open.peer_address:
             self._peer_addresses[session] = first.open.peer_address[:_LONGEST_ADDRESS]
         self._mailbox.put(commands.OpenSession(session=session, watch_cache=first.open.watch_cache))
-        log.info("router %s has opened Session %d", router, session)
+        # A router opens another one every few seconds while it waits for the workers: the log says it once.
+        level = logging.DEBUG if router in self._waiting_routers else logging.INFO
+        log.log(level, "router %s has opened Session %d", router, session)
         reader = asyncio.ensure_future(self._read(session, requests))
         writer = asyncio.ensure_future(_write(outgoing, context))
         try:
@@ -231,7 +238,10 @@ class SchedulerServer:
             del self._outgoing[session]
             self._peer_addresses.pop(session, None)
             self._mailbox.put(commands.CloseSession(session=session))
-            log.info("Session %d with router %s has ended", session, router)
+            if not self._has_workers:
+                self._waiting_routers.add(router)
+            level = logging.INFO if self._has_workers else logging.DEBUG
+            log.log(level, "Session %d with router %s has ended", session, router)
             for task in (reader, writer):
                 task.cancel()
             errors = await asyncio.gather(reader, writer, return_exceptions=True)
