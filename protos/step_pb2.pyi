@@ -22,18 +22,20 @@ WORKER_STATE_IDLE: WorkerState
 WORKER_STATE_STEPPING: WorkerState
 
 class SchedulerToWorker(_message.Message):
-    __slots__ = ("reset", "plan", "shutdown", "probe", "item")
+    __slots__ = ("reset", "plan", "shutdown", "probe", "item", "leave")
     RESET_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     SHUTDOWN_FIELD_NUMBER: _ClassVar[int]
     PROBE_FIELD_NUMBER: _ClassVar[int]
     ITEM_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_FIELD_NUMBER: _ClassVar[int]
     reset: Reset
     plan: StepPlan
     shutdown: Shutdown
     probe: Probe
     item: ItemToEncode
-    def __init__(self, reset: _Optional[_Union[Reset, _Mapping]] = ..., plan: _Optional[_Union[StepPlan, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., item: _Optional[_Union[ItemToEncode, _Mapping]] = ...) -> None: ...
+    leave: Leave
+    def __init__(self, reset: _Optional[_Union[Reset, _Mapping]] = ..., plan: _Optional[_Union[StepPlan, _Mapping]] = ..., shutdown: _Optional[_Union[Shutdown, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., item: _Optional[_Union[ItemToEncode, _Mapping]] = ..., leave: _Optional[_Union[Leave, _Mapping]] = ...) -> None: ...
 
 class WorkerToScheduler(_message.Message):
     __slots__ = ("hello", "ready", "result", "failure", "item")
@@ -52,6 +54,12 @@ class WorkerToScheduler(_message.Message):
 class Probe(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Leave(_message.Message):
+    __slots__ = ("epoch",)
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    def __init__(self, epoch: _Optional[int] = ...) -> None: ...
 
 class ItemToEncode(_message.Message):
     __slots__ = ("epoch", "number", "data", "num_embeddings")

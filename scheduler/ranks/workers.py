@@ -181,8 +181,14 @@ class Workers:
         return self._take_events()
 
     def end_epoch(self, cause: str) -> list[Event]:
-        """Ends the epoch for a cause outside these ranks."""
+        """Ends the epoch for a cause outside these ranks. They leave it, for ranks elsewhere may wait for them."""
+        was_ready = self.epochs.is_ready
         self._end_epoch(cause)
+        if was_ready:
+            leave = step_pb2.SchedulerToWorker(leave=step_pb2.Leave(epoch=self.epoch))
+            for rank in self._membership.ranks.values():
+                if rank.is_present:
+                    self._socket.send(rank.identity, leave)
         return self._take_events()
 
     def fail_epoch(self, cause: str) -> list[Event]:

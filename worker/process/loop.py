@@ -112,7 +112,7 @@ class WorkerLoop:
                 self._wait()
                 self._rejoin_if_due()
                 self._serve()
-            self._drop_in_flight()
+            self._leave_epoch()
         except _StopRequested:
             pass
         except PermanentError as error:
@@ -122,8 +122,7 @@ class WorkerLoop:
             return self._give_up(f"{type(error).__name__}: {error}", permanent=False)
         finally:
             # Leaves the groups now: at the end of the process NCCL would wait for graphs that still exist.
-            if self._connect is not None and self._runner is not None:
-                self._runner.join(None)
+            self._leave_groups()
         return self._exit_code or 0
 
     # --- Joining
@@ -131,7 +130,7 @@ class WorkerLoop:
     def _join(self) -> None:
         self._num_losses_seen = self._heartbeat.num_losses
         self._is_ready = False
-        self._drop_in_flight()
+        self._leave_epoch()
         self._link.join()
         self._link.send(step_pb2.WorkerToScheduler(hello=self._hello))
         self._hello_due = time.monotonic() + self._hello_pause
@@ -202,6 +201,10 @@ class WorkerLoop:
                 self._shut_down(message.shutdown)
             case "item":
                 self._prepare(message.item)
+            case "leave":
+                if message.leave.epoch == self._epoch:
+                    self._is_ready = False
+                    self._leave_epoch()
             case "probe":
                 pass
             case _:
@@ -210,7 +213,7 @@ class WorkerLoop:
     def _reset(self, reset: step_pb2.Reset) -> None:
         self._hello_due, self._hello_pause = None, _FIRST_HELLO_AGAIN
         self._is_ready = False
-        self._drop_in_flight()
+        self._leave_epoch()
         self._epoch = reset.epoch
         self._heartbeat.follow(reset.scheduler)
         self._link.enter(reset.epoch, self._rank)
@@ -226,8 +229,6 @@ class WorkerLoop:
             except ValueError as error:
                 raise PermanentError(str(error)) from error
         else:
-            if self._connect is not None:
-                self._runner.join(None)
             self._runner.reset()
         if self._connect is not None:
             self._status.set(step_pb2.WORKER_STATE_LOADING, epoch=reset.epoch, step=0)
@@ -322,7 +323,7 @@ class WorkerLoop:
                 self._send_result(step, result)
         except Exception:
             # Later steps build on the failed one.
-            self._drop_in_flight()
+            self._leave_epoch()
             raise
 
     def _send_result(self, step: _Step, result: step_pb2.StepResult) -> None:
@@ -350,18 +351,20 @@ class WorkerLoop:
         cause = str(error) if isinstance(error, StepError) else f"{type(error).__name__}: {error}"
         raise StepError(f"step {plan.step} failed: {cause}") from error
 
-    def _drop_in_flight(self) -> None:
-        """Drops the results of steps in flight, which are no longer wanted. The steps stay in the worker's status until
-        it has waited for them."""
+    def _leave_epoch(self) -> None:
+        """Leaves the groups and drops the results of steps in flight, which stay in the status until they have ended."""
+        self._leave_groups()
         if self._in_flight:
             assert self._runner is not None
             _log.debug("the results of steps %d to %d are dropped", *(self._in_flight[i].plan.step for i in (0, -1)))
-            if self._connect is not None:
-                # The steps may wait for other ranks, and those for this one.
-                self._runner.join(None)
             self._runner.reset()
             self._in_flight.clear()
             self._status.set(step_pb2.WORKER_STATE_IDLE)
+
+    def _leave_groups(self) -> None:
+        """Makes steps fail that wait for this rank, here and at other ranks."""
+        if self._connect is not None and self._runner is not None:
+            self._runner.join(None)
 
     # --- Failures
 
@@ -374,9 +377,7 @@ class WorkerLoop:
         self._status.set(step_pb2.WORKER_STATE_IDLE)
         _log.error("epoch %d is over: %s", self._epoch, error)
         self._is_ready = False
-        if self._connect is not None and self._runner is not None:
-            # Other ranks may be waiting for this one within the step.
-            self._runner.join(None)
+        self._leave_groups()
         self._metrics.count_epoch_failure()
         self._send_failure(str(error), is_consequence=isinstance(error, CollectiveError))
 

@@ -213,6 +213,26 @@ async def test_a_scheduler_that_goes_is_waited_for(tmp_path: Path, mortal: int, 
         assert (await gone.welcome(1)).epoch == (await other.welcome(2)).epoch
 
 
+@pytest.mark.parametrize("mortal", [0, 1])
+async def test_a_rank_that_waits_in_a_step_when_its_scheduler_goes_is_set_free(tmp_path: Path, mortal: int) -> None:
+    # The scheduler dies after it has sent a step that the other one does not send any more.
+    options = make_lockstep_options(tmp_path, heartbeat_timeout=20)
+    async with running_replicas(options) as replicas:
+        gone, other = replicas[mortal], replicas[1 - mortal]
+        for each in replicas:
+            await each.begin()
+        other.server.step_loop._pipeline.schedule = list
+        await resting(*replicas)
+        await gone.stop_scheduler()
+        await other.router.wait_for(lambda: not other.router.loads[-1].workers_ready)
+        del other.server.step_loop._pipeline.schedule
+        gone.groups.clear()
+        await gone.start_scheduler()
+        await other.finish()
+        await gone.begin(max_tokens=20)
+        await gone.finish()
+
+
 async def test_only_requests_of_the_replica_whose_ranks_fail_are_blamed(tmp_path: Path, log: Log) -> None:
     async with running_replicas(make_lockstep_options(tmp_path)) as (first, second):
         for each in (first, second):

@@ -1,15 +1,17 @@
-"""A scheduler names the routers that have a Session with it, by which they find each other."""
+"""A scheduler names the routers that have a Session with it, by which they find each other, and logs them."""
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import pytest
 
 from protos import scheduler_pb2
 from protos.scheduler_pb2_grpc import SchedulerStub
 from runtime.wire import PROTOCOL_VERSION
-from tests.support.scheduler.scheduling import make_options, running_scheduler
+from tests.support.scheduler.scheduling import TIMEOUT, RouterEnd, make_options, running_scheduler, running_worker
 
 
 async def test_routers_are_named_while_their_sessions_last(tmp_path: Path):
@@ -39,3 +41,29 @@ async def test_routers_are_named_while_their_sessions_last(tmp_path: Path):
         calls[0].cancel()
         calls[2].cancel()
         await until(["unix:a"])
+
+
+async def test_the_log_says_once_that_a_router_waits_for_workers(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.DEBUG, "octavo.scheduler")
+
+    def levels(words: str) -> list[int]:
+        return [record.levelno for record in caplog.records if words in record.getMessage()]
+
+    async def until(words: str, count: int) -> None:
+        async with asyncio.timeout(TIMEOUT):
+            while len(levels(words)) < count:  # noqa: ASYNC110 - nothing tells it
+                await asyncio.sleep(0.01)
+
+    options = make_options(tmp_path)
+    async with running_scheduler(options) as server:
+        for count in (1, 2, 3):
+            async with RouterEnd(server.address):
+                await until("has opened Session", count)
+            await until("with router test has ended", count)
+        async with RouterEnd(server.address) as router, running_worker(options):
+            await router.wait_for(lambda: router.welcomes)
+            async with RouterEnd(server.address) as other:
+                await other.wait_for(lambda: other.welcomes)
+            await until("with router test has ended", 4)
+    assert levels("has opened Session") == [logging.INFO, *[logging.DEBUG] * 3, logging.INFO]
+    assert levels("with router test has ended")[:4] == [*[logging.DEBUG] * 3, logging.INFO]

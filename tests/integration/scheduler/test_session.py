@@ -1,7 +1,6 @@
 """The scheduler, in this process, over real sockets: gRPC to a router's end, ZeroMQ to a worker of hashes."""
 
 import asyncio
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,7 @@ from protos import inference_pb2, scheduler_pb2
 from protos.scheduler_pb2_grpc import SchedulerStub
 from runtime.wire import PROTOCOL_VERSION
 from tests.fakes.hash_runner import BAD_TOKEN, HashModel
-from tests.support.scheduler.scheduling import (
-    TIMEOUT,
-    Gate,
-    RouterEnd,
-    make_options,
-    running_scheduler,
-    running_worker,
-)
+from tests.support.scheduler.scheduling import Gate, RouterEnd, make_options, running_scheduler, running_worker
 
 PROMPT = list(range(20, 60))
 
@@ -58,32 +50,6 @@ async def test_a_session_waits_for_workers(tmp_path: Path):
             await router.wait_for(lambda: router.welcomes and router.loads)
             assert router.loads[0].workers_ready
             assert server.step_loop.status.health[0] is True
-
-
-async def test_the_log_says_once_that_a_router_waits_for_workers(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    caplog.set_level(logging.DEBUG, "octavo.scheduler")
-
-    def levels(words: str) -> list[int]:
-        return [record.levelno for record in caplog.records if words in record.getMessage()]
-
-    async def until(words: str, count: int) -> None:
-        async with asyncio.timeout(TIMEOUT):
-            while len(levels(words)) < count:  # noqa: ASYNC110 - nothing tells it
-                await asyncio.sleep(0.01)
-
-    options = make_options(tmp_path)
-    async with running_scheduler(options) as server:
-        for count in (1, 2, 3):
-            async with RouterEnd(server.address):
-                await until("has opened Session", count)
-            await until("with router test has ended", count)
-        async with RouterEnd(server.address) as router, running_worker(options):
-            await router.wait_for(lambda: router.welcomes)
-            async with RouterEnd(server.address) as other:
-                await other.wait_for(lambda: other.welcomes)
-            await until("with router test has ended", 4)
-    assert levels("has opened Session") == [logging.INFO, *[logging.DEBUG] * 3, logging.INFO]
-    assert levels("with router test has ended")[:4] == [*[logging.DEBUG] * 3, logging.INFO]
 
 
 async def test_choices_share_a_prompt_and_end_on_their_own(tmp_path: Path):
