@@ -352,7 +352,7 @@ class WorkerLoop:
         raise StepError(f"step {plan.step} failed: {cause}") from error
 
     def _leave_epoch(self) -> None:
-        """Leaves the groups and drops the results of steps in flight, which stay in the status until they have ended."""
+        """Leaves the groups, and drops the results of steps in flight, which stay in the status until they end."""
         self._leave_groups()
         if self._in_flight:
             assert self._runner is not None

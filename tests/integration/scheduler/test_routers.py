@@ -60,10 +60,12 @@ async def test_the_log_says_once_that_a_router_waits_for_workers(tmp_path: Path,
             async with RouterEnd(server.address):
                 await until("has opened Session", count)
             await until("with router test has ended", count)
-        async with RouterEnd(server.address) as router, running_worker(options):
-            await router.wait_for(lambda: router.welcomes)
-            async with RouterEnd(server.address) as other:
-                await other.wait_for(lambda: other.welcomes)
-            await until("with router test has ended", 4)
+        async with RouterEnd(server.address) as router:
+            await until("has opened Session", 4)
+            async with running_worker(options):
+                await router.wait_for(lambda: router.welcomes)
+                async with RouterEnd(server.address) as other:
+                    await other.wait_for(lambda: other.welcomes)
+                await until("with router test has ended", 4)
     assert levels("has opened Session") == [logging.INFO, *[logging.DEBUG] * 3, logging.INFO]
     assert levels("with router test has ended")[:4] == [*[logging.DEBUG] * 3, logging.INFO]
