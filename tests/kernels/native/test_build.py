@@ -156,6 +156,8 @@ def test_kernels_that_compute_wrongly_are_an_error(monkeypatch: pytest.MonkeyPat
 
 def test_head_sizes_that_fill_no_vector_are_left_to_pytorch() -> None:
     assert cpu_backend(torch.float32, 12).native is None
+    with pytest.raises(ValueError, match=r"kv_cache_dtype=fp8 needs the C.. kernels, and heads of a multiple of 8"):
+        cpu_backend(torch.bfloat16, 12, torch.float8_e4m3fn)
 
 
 def test_the_path_is_the_first_that_the_cpu_can_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
+from configs.options import Options
 from kernels.gemm.quantize.reference import quantize_blocks
 from kernels.linear.weights import Fp8Weight, dequantize_fp8
 from runtime.model_files import resolve_model
 from tests.support.models.model_runs import ModelRun, relative_error
+from tests.support.models.shardable_families import make_model
+from worker.cpu.build import build_cpu_runner
+from worker.errors import PermanentError
 from worker.layers.kv_cache import KVCache
 from worker.model_config import ModelConfig
 from worker.models.config import config_from_directory
@@ -126,6 +130,13 @@ def test_config_of_v2_lite(tmp_path: Path) -> None:
 def test_what_is_not_deepseek_is_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         _read(tmp_path, V3 | change)
+
+
+def test_an_e4m3_cache_is_refused_on_a_cpu(tmp_path: Path) -> None:
+    make_model("deepseek-v3", tmp_path)
+    options = Options(model=str(tmp_path), dtype="bfloat16", kv_cache_dtype="fp8", worker_threads=1, max_model_len=64)
+    with pytest.raises(PermanentError, match="kv_cache_dtype=fp8: on a CPU DeepseekV3ForCausalLM has latent attention"):
+        build_cpu_runner(options)
 
 
 def test_rope_of_halves_and_greedy_tokens(tmp_path: Path) -> None:
