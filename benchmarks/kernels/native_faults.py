@@ -30,7 +30,7 @@ _WRITE = "tests/kernels/kv_cache/test_write.py"
 _tiles = partial(Fault, path="kernels/linear/dots/tile_dots.h", test=_LINEAR)
 _attention = partial(Fault, path="kernels/attention/paged/amx_attention.h", test=_ATTENTION)
 _write = partial(Fault, path="kernels/kv_cache/write/rope_cache_write.h", test=_WRITE)
-_floats = partial(Fault, path="kernels/linear/dots/tiles.h", test=_FLOATS)
+_floats = partial(Fault, path="kernels/linear/dots/bf16/tiles.h", test=_FLOATS)
 FAULTS = (
     _floats(
         name="sums of a panel's first part are forgotten",
@@ -54,7 +54,7 @@ FAULTS = (
     ),
     _floats(
         name="the gate and the rest change places",
-        path="kernels/linear/dots/dots_bf16.h",
+        path="kernels/linear/dots/bf16/dots_bf16.h",
         old="silu_for_bf16(gate) * up",
         new="silu_for_bf16(up) * gate",
     ),

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../../native/cpp/unroll.h"
-#include "dots_fixed.h"
+#include "bf16/dots_fixed.h"
 #include "int4_panels.h"
 #include "quantized.h"
 

@@ -4,9 +4,9 @@
 
 #include "../../attention/paged/amx_attention.h"
 #include "../../linear/dots/dots_vnni.h"
-#include "../../linear/dots/dots_bf16.h"
+#include "../../linear/dots/bf16/dots_bf16.h"
 #include "../../linear/dots/tile_dots.h"
-#include "../../linear/dots/tiles.h"
+#include "../../linear/dots/bf16/tiles.h"
 
 namespace octavo {
 using Vector = V16;

@@ -2,7 +2,7 @@
 // dots_avx2.h); all other arithmetic is float32.
 #include "../../attention/paged/attention.h"
 #include "../../linear/dots/dots_avx2.h"
-#include "../../linear/dots/dots_fixed.h"
+#include "../../linear/dots/bf16/dots_fixed.h"
 
 namespace octavo {
 using Vector = V8;

@@ -3,7 +3,7 @@
 
 #include "../../attention/paged/attention.h"
 #include "../../linear/dots/dots_vnni.h"
-#include "../../linear/dots/rounded_linear.h"
+#include "../../linear/dots/bf16/rounded_linear.h"
 
 namespace octavo {
 using Vector = V16;

@@ -4,9 +4,9 @@
 
 #include <cstring>
 
-#include "../../native/cpp/vec16_bf16.h"
-#include "../../native/cpp/accumulate.h"
-#include "../outputs.h"
+#include "../../../native/cpp/vec16_bf16.h"
+#include "../../../native/cpp/accumulate.h"
+#include "../../outputs.h"
 
 namespace octavo {
 

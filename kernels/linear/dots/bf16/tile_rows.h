@@ -3,10 +3,10 @@
 
 #include <algorithm>
 
-#include "../../native/cpp/pool.h"
-#include "../../native/cpp/vec16.h"
-#include "../../elementwise/rms_norm/rms_norm.h"
-#include "../panels.h"
+#include "../../../native/cpp/pool.h"
+#include "../../../native/cpp/vec16.h"
+#include "../../../elementwise/rms_norm/rms_norm.h"
+#include "../../panels.h"
 #include "dots_bf16.h"
 
 namespace octavo {

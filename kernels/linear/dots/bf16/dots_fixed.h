@@ -15,9 +15,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "../../native/cpp/unroll.h"
+#include "../../../native/cpp/unroll.h"
 #include "fixed_rows.h"
-#include "quantized.h"
+#include "../quantized.h"
 
 namespace octavo {
 

@@ -6,8 +6,8 @@
 // order; then both are added to the sum. Denormal numbers count as 0.
 #pragma once
 
-#include "../../native/cpp/amx.h"
-#include "../outputs.h"
+#include "../../../native/cpp/amx.h"
+#include "../../outputs.h"
 #include "dots_bf16.h"
 #include "tile_rows.h"
 

@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "../linear.h"
+#include "../../linear.h"
 #include "dots_bf16.h"
 
 namespace octavo {

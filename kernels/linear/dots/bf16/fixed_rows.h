@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "../../native/cpp/pool.h"
-#include "../../elementwise/rms_norm/rms_norm.h"
-#include "../panels.h"
+#include "../../../native/cpp/pool.h"
+#include "../../../elementwise/rms_norm/rms_norm.h"
+#include "../../panels.h"
 
 namespace octavo {
 
