@@ -39,11 +39,11 @@ from worker.models.loader import LoadedModel, load_model
 from worker.step.batch import InputBatch
 from worker.step.rows import Rows
 
-# For each of kFloat32, kBfloat16, kInt8, kGroupedInt8, kInt4, kInt4Zeros of kernels/linear/panels.h: the
-# multiplications that may compute it, best first; a machine uses the first that it has. AVX2 multiplies bf16 and 8-bit
-# weights as int16.
-_INT8, _INT4 = ("int8_tiles", "int8", "int16"), ("int8_tiles", "int8", "int8_pairs")
-_MULTIPLIED = (("float32",), ("bfloat16_tiles", "bfloat16", "int16"), _INT8, _INT8, _INT4, _INT4)
+# For each WeightKind of kernels/linear/panels.h: the multiplications that may compute it, best first; a machine uses
+# the first that it has. AVX2 multiplies bf16 and 8-bit weights as int16.
+_BF16, _INT8 = ("bfloat16_tiles", "bfloat16", "int16"), ("int8_tiles", "int8", "int16")
+_INT4 = ("int8_tiles", "int8", "int8_pairs")
+_MULTIPLIED = (("float32",), _BF16, _INT8, _INT8, _INT4, _INT4, _BF16)
 
 _OP_NAMES = {
     Op.ATTENTION: "attention",

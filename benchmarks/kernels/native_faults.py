@@ -31,7 +31,29 @@ _tiles = partial(Fault, path="kernels/linear/dots/tile_dots.h", test=_LINEAR)
 _attention = partial(Fault, path="kernels/attention/paged/amx_attention.h", test=_ATTENTION)
 _write = partial(Fault, path="kernels/kv_cache/write/rope_cache_write.h", test=_WRITE)
 _floats = partial(Fault, path="kernels/linear/dots/bf16/tiles.h", test=_FLOATS)
+_short = partial(Fault, path="kernels/linear/dots/bf16/short_panels.h", test=_FLOATS)
 FAULTS = (
+    _short(
+        name="a weight with another exponent is taken for a usual one",
+        old="while (__builtin_expect(exception->step == step, false)) {",
+        new="while (false) {",
+    ),
+    _short(
+        name="exceptions of the last two inputs change the first two",
+        old="_mm512_mask_set1_epi8(upper[1], is_second ? place : 0, exception->upper)",
+        new="_mm512_mask_set1_epi8(upper[0], is_second ? place : 0, exception->upper)",
+    ),
+    _short(
+        name="one exception is room for any number",
+        old="if (exception == last) return false;",
+        new="if (exception == last) break;",
+    ),
+    _short(
+        name="inputs beyond a multiple of four are left out",
+        path="kernels/linear/dots/bf16/short_linear.h",
+        old="    if (!rest) return;",
+        new="    return;",
+    ),
     _floats(
         name="sums of a panel's first part are forgotten",
         old="part ? unfinished[n] : nullptr",

@@ -13,23 +13,28 @@ from kernels.native.check import compare, wrong
 from kernels.native.library import NativeKernels
 
 _EPS = 1e-5
+# Outputs and inputs that fill no panel and no vector.
+_SHAPE = 90, 70
 
 
 def check(kernels: NativeKernels) -> None:
     """Raises NativeKernelsError, naming dtype and error, if results differ."""
     generator = torch.Generator().manual_seed(0)
-    for dtype in (torch.float32, torch.bfloat16):
-        # bfloat16 has 8 bits of mantissa: where inputs are rounded to it, errors of 2^-8 add up like a random walk.
-        rounds_inputs = dtype is torch.bfloat16 and kernels.path.rounds_inputs
-        _check_floats(kernels, dtype, generator, 2e-2 if rounds_inputs else 1e-4)
+    # bfloat16 has 8 bits of mantissa: where inputs are rounded to it, errors of 2^-8 add up like a random walk.
+    tolerance = 2e-2 if kernels.path.rounds_inputs else 1e-4
+    weight_OI = torch.randn(_SHAPE, generator=generator) * _SHAPE[1] ** -0.5
+    _check_floats(kernels, weight_OI, generator, 1e-4)
+    _check_floats(kernels, weight_OI.bfloat16(), generator, tolerance)
+    # Exponents so different that 12 bits a weight do not hold them.
+    wide_OI = weight_OI * 2.0 ** -(torch.arange(_SHAPE[1]) % 35)
+    _check_floats(kernels, wide_OI.bfloat16(), generator, tolerance)
     _check_quantized(kernels, generator)
 
 
-def _check_floats(kernels: NativeKernels, dtype: torch.dtype, generator: torch.Generator, tolerance: float) -> None:
-    num_inputs, num_gates = 70, 45
+def _check_floats(kernels: NativeKernels, weight: torch.Tensor, generator: torch.Generator, tolerance: float) -> None:
+    dtype, num_gates, num_inputs = weight.dtype, weight.shape[0] // 2, weight.shape[1]
     # More rows than AMX multiplies at once.
     x = torch.randn(37, num_inputs, generator=generator)
-    weight = (torch.randn(2 * num_gates, num_inputs, generator=generator) * num_inputs**-0.5).to(dtype)
     bias, norm = torch.randn(2 * num_gates, generator=generator), torch.randn(num_inputs, generator=generator)
     gate_up = linear(rms_norm(x, norm, _EPS), weight, bias)
     expected_of: dict[Activation, torch.Tensor] = {

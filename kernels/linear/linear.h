@@ -10,65 +10,72 @@
 #include "../native/cpp/pool.h"
 #include "../elementwise/rms_norm/rms_norm.h"
 #include "../native/cpp/accumulate.h"
+#include "../native/cpp/unroll.h"
 #include "outputs.h"
 #include "panels.h"
 
 namespace octavo {
 
-// Computes R rows from row r on, times panels [begin, end). This is tile `nth` of `tiles` that read the same panels:
-// each prefetches its share of the next panel while it computes, so that memory is read at an even pace. A tile that has
-// a panel for itself prefetches a little ahead of its own place.
-template <class V, int R, class A, class T, class Output>
-void tile(const Linear& linear, const Output& output, const A* a, int64_t lda, int64_t r, int64_t begin, int64_t end,
-          int64_t nth, int64_t tiles) {
+// Computes R rows from row r on, times panel p and those that a tile of so few rows computes with it, all before panel
+// `end`. panel: panel p. prefetches: the tile shares its panel with others, and their outputs may miss the caches.
+template <class V, int R, class A, class T, class Output, class Fetch>
+void tile(const Linear& linear, const Output& output, const A* a, int64_t lda, int64_t r, const T* panel, int64_t p,
+          int64_t end, bool prefetches, Fetch ahead) {
     constexpr int N = kTileVectors<V, R>;
-    constexpr int kPair = sizeof(T) == 2 ? 2 : 1;
-    constexpr int64_t kStride = kPanel<V> * kPair;
-    const int64_t count = linear.inputs;
-    const int64_t panel_size = panel_steps<T>(count) * kStride;
-    const T* panels = static_cast<const T*>(linear.panels);
-    for (int64_t p = begin; p < end; p += N / 2) {
-        V acc[R][N];
-        const T* b[N];
-        for (int v = 0; v < N; v++) {
-            // Past the end, the last panel is computed again and discarded.
-            b[v] = panels + std::min(p + v / 2, end - 1) * panel_size + v % 2 * V::W * kPair;
-            for (int i = 0; i < R; i++) acc[i][v] = V::zero();
-        }
-        for (int i = 0; tiles > 1 && i < R; i++) output.prefetch(r + i, p);
-        const int64_t bytes = panel_size * sizeof(T), step = kStride * sizeof(T);
-        const char* panel = reinterpret_cast<const char*>(panels + p * panel_size);
-        const char* ahead = panel + (end - begin) * bytes + bytes * nth / tiles;
-        if (N == 2 && tiles == 1) ahead = panel + kPrefetchedAhead;
-        accumulate(acc, a + r * lda, lda, b, kStride, count, Ahead<N / 2>{ahead, bytes, step / tiles});
-        for (int v = 0; v < N && p + v / 2 < end; v += 2) {
-            for (int i = 0; i < R; i++) output.panel({acc[i][v], acc[i][v + 1]}, r + i, p + v / 2);
-        }
+    constexpr int64_t kStride = panel_size<V, T>(1);
+    V acc[R][N];
+    const T* b[N];
+    for (int v = 0; v < N; v++) {
+        // Past the end, the last panel is computed again and discarded.
+        b[v] = panel + std::min<int64_t>(v / 2, end - p - 1) * panel_size<V, T>(panel_steps<T>(linear.inputs)) +
+               v % 2 * kStride / 2;
+        for (int i = 0; i < R; i++) acc[i][v] = V::zero();
+    }
+    for (int i = 0; prefetches && i < R; i++) output.prefetch(r + i, p);
+    accumulate(acc, a + r * lda, lda, b, kStride, linear.inputs, ahead);
+    for (int v = 0; v < N && p + v / 2 < end; v += 2) {
+        for (int i = 0; i < R; i++) output.panel({acc[i][v], acc[i][v + 1]}, r + i, p + v / 2);
     }
 }
 
-// Computes a tile of `rows` rows, at most R, from row r on.
-template <class V, class A, class T, class Output, int R = kTileRows<V>>
-void tiles_of(int rows, const Linear& linear, const Output& output, const A* a, int64_t lda, int64_t r, int64_t begin,
-              int64_t end, int64_t nth, int64_t tiles) {
-    if (rows == R) return tile<V, R, A, T>(linear, output, a, lda, r, begin, end, nth, tiles);
-    if constexpr (R > 1) tiles_of<V, A, T, Output, R - 1>(rows, linear, output, a, lda, r, begin, end, nth, tiles);
+// Calls f(integral_constant of rows), for rows from kLeast to kMost.
+template <int kLeast, int kMost, class F>
+OCTAVO_INLINED inline void with_rows(int64_t rows, F&& f) {
+    if (rows == kMost) return f(std::integral_constant<int, kMost>{});
+    if constexpr (kMost > kLeast) with_rows<kLeast, kMost - 1>(rows, f);
 }
 
-// Computes rows [first, last) in tiles of nearly equal height, for one or a few panels at a time, which stay in L1 for
-// all tiles.
+// Calls f(row, rows, nth, tiles) for tiles of nearly equal height of rows [first, last).
+template <class V, class F>
+OCTAVO_INLINED inline void each_tile(int64_t first, int64_t last, F&& f) {
+    const int64_t rows = last - first, tiles = (rows + kTileRows<V> - 1) / kTileRows<V>;
+    for (int64_t i = 0; i < tiles; i++) {
+        const int64_t top = first + rows * i / tiles, bottom = first + rows * (i + 1) / tiles;
+        f(top, bottom - top, i, tiles);
+    }
+}
+
+// Computes rows [first, last) times panels [begin, end), one or a few at a time, which stay in L1 for all tiles. Each
+// tile prefetches its share of the next panel while it computes, so that memory is read at an even pace. A tile that has
+// a panel for itself prefetches a little ahead of its own place.
 template <class V, class A, class T, class Output>
 void block(const Linear& linear, const Output& output, const A* a, int64_t lda, int64_t first, int64_t last,
            int64_t begin, int64_t end) {
-    const int64_t rows = last - first;
-    const int64_t tiles = (rows + kTileRows<V> - 1) / kTileRows<V>;
+    const int64_t rows = last - first, size = panel_size<V, T>(panel_steps<T>(linear.inputs));
     const int64_t panels_at_once = (rows == 1 ? kTileVectors<V, 1> : rows == 2 ? kTileVectors<V, 2> : 2) / 2;
     for (int64_t p = begin; p < end; p += panels_at_once) {
-        for (int64_t i = 0; i < tiles; i++) {
-            int64_t top = first + rows * i / tiles, bottom = first + rows * (i + 1) / tiles;
-            tiles_of<V, A, T>(bottom - top, linear, output, a, lda, top, p, std::min(p + panels_at_once, end), i,
-                              tiles);
-        }
+        const T* panel = static_cast<const T*>(linear.panels) + p * size;
+        const int64_t stop = std::min(p + panels_at_once, end);
+        each_tile<V>(first, last, [&](int64_t r, int64_t count, int64_t nth, int64_t tiles) {
+            with_rows<1, kTileRows<V>>(count, [&](auto R) {
+                constexpr int kPanels = kTileVectors<V, R> / 2;
+                const int64_t bytes = size * sizeof(T);
+                const char* ahead = reinterpret_cast<const char*>(panel) + (stop - p) * bytes + bytes * nth / tiles;
+                if (kPanels == 1 && tiles == 1) ahead = reinterpret_cast<const char*>(panel) + kPrefetchedAhead;
+                const int64_t step = panel_size<V, T>(1) * sizeof(T) / tiles;
+                tile<V, R, A, T>(linear, output, a, lda, r, panel, p, stop, tiles > 1, Ahead<kPanels>{ahead, bytes, step});
+            });
+        });
     }
 }
 
@@ -91,19 +98,26 @@ const A* linear_inputs(const Linear& linear, const float* x, int64_t rows, int64
     return copy;
 }
 
-// Passes the sums of all panels to `output`, for rows of inputs in the form that tiles read: see linear_inputs.
-template <class V, class A, class T, class Output>
-void multiply_rows(const Linear& linear, const A* a, int64_t lda, int64_t rows, const Output& output) {
+// Divides rows and panels among threads: calls f(first row, end, first panel, end). row_bytes: of the inputs of a row.
+template <class V, class F>
+void each_block(const Linear& linear, int64_t row_bytes, int64_t rows, F&& f) {
     // The rows of a block stay in half of a 512 KiB L2 over all panels.
-    const int64_t fitting = std::max<int64_t>(1, 196608 / (lda * sizeof(A)) / kTileRows<V>) * kTileRows<V>;
+    const int64_t fitting = std::max<int64_t>(1, 196608 / row_bytes / kTileRows<V>) * kTileRows<V>;
     const int64_t blocks = (rows + fitting - 1) / fitting;
     const int64_t panels = num_panels<V>(linear);
     // Several tasks per thread, so that a thread on a busy core does fewer.
     const int64_t groups = std::min(panels, std::max<int64_t>(1, (8 * threads() + blocks - 1) / blocks));
     parallel(blocks * groups, [&](int64_t task) {
         int64_t i = task / groups, g = task % groups;
-        block<V, A, T>(linear, output, a, lda, rows * i / blocks, rows * (i + 1) / blocks, panels * g / groups,
-                       panels * (g + 1) / groups);
+        f(rows * i / blocks, rows * (i + 1) / blocks, panels * g / groups, panels * (g + 1) / groups);
+    });
+}
+
+// Passes the sums of all panels to `output`, for rows of inputs in the form that tiles read: see linear_inputs.
+template <class V, class A, class T, class Output>
+void multiply_rows(const Linear& linear, const A* a, int64_t lda, int64_t rows, const Output& output) {
+    each_block<V>(linear, lda * sizeof(A), rows, [&](int64_t first, int64_t last, int64_t begin, int64_t end) {
+        block<V, A, T>(linear, output, a, lda, first, last, begin, end);
     });
 }
 
@@ -122,15 +136,29 @@ struct FloatLinear {
 
     static int64_t bytes(const Linear& linear) { return panels_bytes<V, T>(linear); }
 
-    static void pack(const Linear& linear, const WeightRows& weights, char* panels) {
+    static bool pack(const Linear& linear, const WeightRows& weights, char* panels) {
         pack_linear<V>(linear, weights.row<T>(0, linear.inputs), reinterpret_cast<T*>(panels),
                        panel_steps<T>(linear.inputs));
+        return true;
     }
 
     template <class Output>
     static void forward(const Linear& linear, const float* x, int64_t rows, const Output& output) {
         linear_forward<V, A, T>(linear, x, rows, output);
     }
+};
+
+// Stands for a kind of weights that a path does not have.
+template <class Vector>
+struct NoLinear {
+    using V = Vector;
+
+    static int64_t bytes(const Linear&) { return 0; }
+
+    static bool pack(const Linear&, const WeightRows&, char*) { return false; }
+
+    template <class Output>
+    static void forward(const Linear&, const float*, int64_t, const Output&) {}
 };
 
 }  // namespace octavo

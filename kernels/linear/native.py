@@ -41,6 +41,7 @@ class WeightKind(IntEnum):
     GROUPED_INT8 = 3
     INT4 = 4
     INT4_ZEROS = 5
+    SHORT_BFLOAT16 = 6
 
 
 class Epilogue(IntEnum):
@@ -51,6 +52,9 @@ class Epilogue(IntEnum):
     STORE_FOR_NEXT = 2
     ADD_FROM_LAST = 3
 
+
+# Kinds whose linears read the same form of rounded inputs.
+_HALVES = {WeightKind.BFLOAT16, WeightKind.SHORT_BFLOAT16}
 
 # `Activation` of panels.h.
 _ACTIVATIONS: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "clamped_swiglu": 2}
@@ -104,15 +108,13 @@ class NativeLinear:
             order_P = _panel_order(num_rows, kernels.panel_width(self._address), gated=gated)
             self._bias_P = torch.where(order_P >= 0, bias_O.float()[order_P.clamp(min=0)], 0.0)
             self._struct.bias = self._bias_P.data_ptr()
-        num_bytes = kernels.packed_bytes(self._address)
         if isinstance(weight_OI, PackedWeight):
             panels = weight_OI.panels
-            assert panels.nbytes == num_bytes
+            assert panels.nbytes == kernels.packed_bytes(self._address)
         else:
-            panels = kernels.weights.empty(num_bytes, torch.uint8)
-            _pack(kernels, self._struct, layers, panels)
+            panels = _packed(kernels, self._struct, layers)
         self._struct.panels = panels.data_ptr()
-        self.packed = PackedWeight(kind=kind, num_rows=num_rows, num_inputs=num_inputs, panels=panels)
+        self.packed = PackedWeight(kind=self._struct.weights, num_rows=num_rows, num_inputs=num_inputs, panels=panels)
 
     @property
     def num_bytes(self) -> int:
@@ -131,7 +133,7 @@ class NativeLinear:
     def add_through_(self, last: "NativeLinear", x_TI: torch.Tensor, between: torch.Tensor, into: torch.Tensor) -> None:
         """Like PackedLinear's. between: memory for what passes between the layers, in a form of the path's."""
         assert between.shape == (x_TI.shape[0], self.num_outputs)
-        are_halves = self._struct.weights == last._struct.weights == WeightKind.BFLOAT16
+        are_halves = {self._struct.weights, last._struct.weights} <= _HALVES
         is_pair = are_halves and self._struct.gated and last._norm_I is None
         self._run(x_TI, between, Epilogue.STORE_FOR_NEXT if is_pair else Epilogue.STORE)
         last._run(between, into, Epilogue.ADD_FROM_LAST if is_pair else Epilogue.ADD)
@@ -181,9 +183,27 @@ def _parts_of_all(weight: Weight | Sequence[Weight]) -> tuple[WeightKind, list[l
     return found[0][0], [parts for _, parts in found]
 
 
-def _pack(kernels: NativeKernels, whole: LinearStruct, layers: list[list[torch.Tensor]], panels: torch.Tensor) -> None:
+def _packed(kernels: NativeKernels, whole: LinearStruct, layers: list[list[torch.Tensor]]) -> torch.Tensor:
+    """Returns the panels of concatenated layers. Weights in bfloat16 are packed in 12 bits where the path has such
+    linears, and their exponents allow it: whole.weights says so then."""
+    address = ctypes.addressof(whole)
+    if whole.weights == WeightKind.BFLOAT16:
+        whole.weights = WeightKind.SHORT_BFLOAT16
+        if num_bytes := kernels.packed_bytes(address):
+            panels = kernels.weights.empty(num_bytes, torch.uint8)
+            if _pack(kernels, whole, layers, panels):
+                return panels
+            kernels.weights.take_back(panels)
+        whole.weights = WeightKind.BFLOAT16
+    panels = kernels.weights.empty(kernels.packed_bytes(address), torch.uint8)
+    fits = _pack(kernels, whole, layers, panels)
+    assert fits
+    return panels
+
+
+def _pack(kernels: NativeKernels, whole: LinearStruct, layers: list[list[torch.Tensor]], panels: torch.Tensor) -> bool:
     """Packs some panels at a time from copies of their rows, so that several layers are never concatenated as a whole.
-    A panel's contents and place depend only on its own rows."""
+    A panel's contents and place depend only on its own rows. Returns False if the kind can't hold these weights."""
     num_inputs = whole.inputs
     columns = kernels.panel_width(ctypes.addressof(whole)) // (2 if whole.gated else 1)
     num_panels = -(-whole.outputs // columns)
@@ -207,7 +227,9 @@ def _pack(kernels: NativeKernels, whole: LinearStruct, layers: list[list[torch.T
         )
         addresses = [copy.data_ptr() for copy in copies] + [None] * (3 - len(copies))
         place = panels.data_ptr() + first // columns * (panels.nbytes // num_panels)
-        kernels.pack(ctypes.addressof(piece), *addresses, place)
+        if not kernels.pack(ctypes.addressof(piece), *addresses, place):
+            return False
+    return True
 
 
 def _rows(layers: list[torch.Tensor], first: int, count: int) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@
 namespace octavo {
 
 // The same numbers as in kernels/linear/native.py.
-enum WeightKind : int32_t { kFloat32, kBfloat16, kInt8, kGroupedInt8, kInt4, kInt4Zeros };
+enum WeightKind : int32_t { kFloat32, kBfloat16, kInt8, kGroupedInt8, kInt4, kInt4Zeros, kShortBfloat16 };
 
 // Activations of gates; the same numbers as in kernels/linear/native.py.
 enum Activation : int32_t { kSilu, kGeluTanh, kClampedSwiglu };
@@ -72,26 +72,36 @@ int64_t panel_steps(int64_t inputs) {
     return sizeof(T) == 2 ? (inputs + 1) / 2 : inputs;
 }
 
+// Elements of a panel of so many steps.
 template <class V, class T>
-int64_t panels_bytes(const Linear& linear) {
-    return num_panels<V>(linear) * panel_steps<T>(linear.inputs) * kPanel<V> * 4;
+constexpr int64_t panel_size(int64_t steps) {
+    return steps * kPanel<V> * (sizeof(T) == 2 ? 2 : 1);
 }
 
-// Packs rows [weight rows, inputs] into panels: float32 as [panel][input][column], bf16 as
-// [panel][pair of inputs][column][2], with zeros where there is no column or no input. steps: inputs or pairs of a panel.
+template <class V, class T>
+int64_t panels_bytes(const Linear& linear) {
+    return num_panels<V>(linear) * panel_size<V, T>(panel_steps<T>(linear.inputs)) * sizeof(T);
+}
+
+// Packs panel p of rows [weight rows, inputs]: float32 as [input][column], bf16 as [pair of inputs][column][2], with
+// zeros where there is no column or no input. steps: inputs or pairs of a panel.
+template <class V, class T>
+void pack_panel(const Linear& linear, const T* rows, int64_t p, T* panel, int64_t steps) {
+    constexpr int kPair = sizeof(T) == 2 ? 2 : 1;
+    for (int64_t c = 0; c < kPanel<V>; c++) {
+        int64_t row = weight_row<V>(linear, p, c);
+        for (int64_t i = 0; i < steps * kPair; i++) {
+            T value = row >= 0 && i < linear.inputs ? rows[row * linear.inputs + i] : T{0};
+            panel[i / kPair * kPanel<V> * kPair + c * kPair + i % kPair] = value;
+        }
+    }
+}
+
+// Packs all panels: see pack_panel.
 template <class V, class T>
 void pack_linear(const Linear& linear, const T* rows, T* panels, int64_t steps) {
-    constexpr int kPair = sizeof(T) == 2 ? 2 : 1;
-    parallel(num_panels<V>(linear), [&](int64_t p) {
-        T* panel = panels + p * steps * kPanel<V> * kPair;
-        for (int64_t c = 0; c < kPanel<V>; c++) {
-            int64_t row = weight_row<V>(linear, p, c);
-            for (int64_t i = 0; i < steps * kPair; i++) {
-                T value = row >= 0 && i < linear.inputs ? rows[row * linear.inputs + i] : T{0};
-                panel[i / kPair * kPanel<V> * kPair + c * kPair + i % kPair] = value;
-            }
-        }
-    });
+    parallel(num_panels<V>(linear),
+             [&](int64_t p) { pack_panel<V>(linear, rows, p, panels + p * panel_size<V, T>(steps), steps); });
 }
 
 }  // namespace octavo

@@ -138,10 +138,10 @@ class NativeKernels:
         self._set_cores = _typed(functions.octavo_set_cores, c_void_p, c_int32, result=c_int32)
         # (linear): the columns of a panel of its packed weights.
         self.panel_width = _typed(functions.octavo_panel_width, c_void_p, result=c_int32)
-        # (linear): the bytes of its panels.
+        # (linear): the bytes of its panels; 0 if the path has no such weights.
         self.packed_bytes = _typed(functions.octavo_packed_bytes, c_void_p, result=c_int64)
-        # (linear, rows of weights, their scales and minima or null, panels of zeros)
-        self.pack = _typed(functions.octavo_pack, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p)
+        # (linear, rows of weights, their scales and minima or null, panels of zeros): False if its kind lacks room.
+        self.pack = _typed(functions.octavo_pack, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, result=c_bool)
         # (step, q, cache, scale, out). Not recorded: steps of models with MLA never are.
         self.mla_attention = _typed(functions.octavo_mla_attention, c_void_p, c_void_p, c_void_p, c_float, c_void_p)
         # (starts, sequences, q, k, v, stride, heads, head size, scale, out). Not recorded: encoders never are.

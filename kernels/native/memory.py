@@ -45,6 +45,11 @@ class WeightMemory:
         self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         return torch.frombuffer(self._mapping, dtype=dtype, count=num_elements, offset=offset)
 
+    def take_back(self, tensor: torch.Tensor) -> None:
+        """Takes back the tensor that was allocated last."""
+        tensor.zero_()
+        self._used -= -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+
 
 def huge_zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """Returns zeros in a separate mapping. Parts that are never written cost no memory."""

@@ -37,6 +37,7 @@ struct Int8Dots : TileByTile<Int8Dots<kGrouped>> {
     using Inputs = QuantizedRows<int16_t, V8, 12>;
     using Value = Inputs::Value;
     static constexpr int kRows = 6;
+    static constexpr int64_t kUnaided = 4;  // see dots_vnni.h
     static constexpr int64_t kColumns = kPanel<V>;
     static constexpr int64_t kValueBytes = kBlock * kColumns;
     static constexpr int64_t kScaleBytes = kColumns * sizeof(uint16_t);
@@ -118,6 +119,7 @@ struct Int4Dots : Int4Panels<V8>, TileByTile<Int4Dots<kZeros>> {
     using Inputs = QuantizedRows<int8_t, V8, 12>;
     using Value = Inputs::Value;
     static constexpr int kRows = 6;
+    static constexpr int64_t kUnaided = 2;
 
     template <int R, class Fetch>
     __attribute__((noinline)) static void sums(V (&acc)[R][2], const Inputs& rows, int64_t first,

@@ -39,6 +39,7 @@ struct NothingHeld {
 
 // The `panel` of Dots that provide
 //     sums<R>(...)        computes R rows times one panel
+//     kUnaided            so few rows wait for memory alone, which the CPU's own prefetchers read faster
 template <class Dots>
 struct TileByTile {
     using Task = NothingHeld;
@@ -50,6 +51,7 @@ struct TileByTile {
                       const Output& output) {
         constexpr int64_t kTogether = Inputs::kTogether;
         const int64_t tiles = (last - first + Dots::kRows - 1) / Dots::kRows;
+        const int64_t step = last - first <= Dots::kUnaided ? 0 : Dots::kBlockBytes / tiles;
         int64_t n = 0;
         for (int64_t group = first; group < last; group += kTogether) {
             const int64_t rows = std::min(kTogether, last - group), parts = (rows + Dots::kRows - 1) / Dots::kRows;
@@ -57,7 +59,7 @@ struct TileByTile {
                 const int64_t top = group + rows * i / parts, bottom = group + rows * (i + 1) / parts;
                 for (int64_t r = top; tiles > 1 && r < bottom; r++) output.prefetch(r, p);
                 tile<Dots::kRows>(bottom - top, inputs, top, panel, p,
-                                  AheadOfBlocks{next + (next - panel) * n / tiles, Dots::kBlockBytes / tiles}, output);
+                                  AheadOfBlocks{next + (next - panel) * n / tiles, step}, output);
             }
         }
     }
@@ -86,9 +88,10 @@ struct DotsLinear {
     static int64_t bytes(const Linear& linear) { return num_panels<V>(linear) * panel_bytes(linear); }
 
     // Packs into `panels`, which hold zeros.
-    static void pack(const Linear& linear, const WeightRows& weights, char* panels) {
+    static bool pack(const Linear& linear, const WeightRows& weights, char* panels) {
         parallel(num_panels<V>(linear),
                  [&](int64_t p) { Dots::pack(linear, weights, p, panels + p * panel_bytes(linear)); });
+        return true;
     }
 
     // Passes the sums of all panels for x[rows, inputs] to `output`.

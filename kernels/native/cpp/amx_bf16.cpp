@@ -7,10 +7,12 @@
 #include "../../linear/dots/bf16/dots_bf16.h"
 #include "../../linear/dots/tile_dots.h"
 #include "../../linear/dots/bf16/tiles.h"
+#include "../../linear/linear.h"
 
 namespace octavo {
 using Vector = V16;
 using HalfLinear = TileLinear;
+using ShortHalfLinear = NoLinear<Vector>;
 template <bool kGrouped>
 using Int8Linear = DotsLinear<TileDots<Int8Dots<kGrouped, kTileGroup>>>;
 template <bool kZeros>

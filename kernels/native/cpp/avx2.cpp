@@ -3,10 +3,12 @@
 #include "../../attention/paged/attention.h"
 #include "../../linear/dots/dots_avx2.h"
 #include "../../linear/dots/bf16/dots_fixed.h"
+#include "../../linear/linear.h"
 
 namespace octavo {
 using Vector = V8;
 using HalfLinear = DotsLinear<FixedDots>;
+using ShortHalfLinear = NoLinear<Vector>;
 template <bool kGrouped>
 using Int8Linear = DotsLinear<Int8Dots<kGrouped>>;
 template <bool kZeros>

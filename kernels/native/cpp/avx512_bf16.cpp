@@ -7,7 +7,8 @@
 
 namespace octavo {
 using Vector = V16;
-using HalfLinear = RoundedLinear;
+using HalfLinear = RoundedLinear<WholePanels>;
+using ShortHalfLinear = RoundedLinear<ShortPanels<bf16>>;
 template <bool kGrouped>
 using Int8Linear = DotsLinear<Int8Dots<kGrouped>>;
 template <bool kZeros>

@@ -2,12 +2,14 @@
 #include "vec16.h"
 
 #include "../../attention/paged/attention.h"
+#include "../../linear/dots/bf16/short_linear.h"
 #include "../../linear/dots/dots_vnni.h"
 #include "../../linear/linear.h"
 
 namespace octavo {
 using Vector = V16;
 using HalfLinear = FloatLinear<V16, float, bf16>;
+using ShortHalfLinear = ShortPanels<float>;
 template <bool kGrouped>
 using Int8Linear = DotsLinear<Int8Dots<kGrouped>>;
 template <bool kZeros>

@@ -37,6 +37,7 @@ auto with(WeightKind weights, F&& f) {
         case kGroupedInt8: return f(Int8Linear<true>{});
         case kInt4: return f(Int4Linear<false>{});
         case kInt4Zeros: return f(Int4Linear<true>{});
+        case kShortBfloat16: return f(ShortHalfLinear{});
     }
     __builtin_unreachable();
 }
@@ -46,16 +47,16 @@ OCTAVO_EXPORT int32_t octavo_panel_width(const Linear* linear) {
     return with(linear->weights, [](auto kind) { return kPanel<typename decltype(kind)::V>; });
 }
 
-// The bytes of the panels that octavo_pack writes.
+// The bytes of the panels that octavo_pack writes; 0 if this path has no such weights.
 OCTAVO_EXPORT int64_t octavo_packed_bytes(const Linear* linear) {
     return with(linear->weights, [&](auto kind) { return kind.bytes(*linear); });
 }
 
-// Packs WeightRows into `panels`, which hold zeros.
-OCTAVO_EXPORT void octavo_pack(const Linear* linear, const void* values, const void* scales, const uint16_t* minima,
+// Packs WeightRows into `panels`, which hold zeros. Returns false if the kind can't hold these weights.
+OCTAVO_EXPORT bool octavo_pack(const Linear* linear, const void* values, const void* scales, const uint16_t* minima,
                                void* panels) {
     const WeightRows weights = {values, scales, minima};
-    with(linear->weights, [&](auto kind) { kind.pack(*linear, weights, static_cast<char*>(panels)); });
+    return with(linear->weights, [&](auto kind) { return kind.pack(*linear, weights, static_cast<char*>(panels)); });
 }
 
 // Passes the sums to an Output{linear, rest...}.
@@ -72,26 +73,26 @@ constexpr bool kPasses = false;
 template <class Kind>
 constexpr bool kPasses<Kind, std::void_t<decltype(&Kind::can_pass)>> = true;
 
-// Computes one layer of a pair: see Epilogue. Returns false if it is to be computed like any other. Kind: linears of bf16.
-template <class Kind>
+// Computes one layer of a pair: see Epilogue. Returns false if it is to be computed like any other.
 bool forward_in_pair(const Linear& linear, float* x, int64_t rows, float* y, Epilogue epilogue) {
-    if constexpr (kPasses<Kind>) {
-        const bool is_first = epilogue == kStoreForNext;
-        if ((is_first || epilogue == kAddFromLast) && linear.weights == kBfloat16 &&
-            Kind::can_pass(rows, is_first ? linear.outputs : linear.inputs)) {
+    const bool is_first = epilogue == kStoreForNext;
+    if (!is_first && epilogue != kAddFromLast) return false;
+    return with(linear.weights, [&](auto kind) {
+        if constexpr (kPasses<decltype(kind)>) {
+            if (!kind.can_pass(rows, is_first ? linear.outputs : linear.inputs)) return false;
             if (is_first) {
-                Kind::store_for_next(linear, x, rows, y);
+                kind.store_for_next(linear, x, rows, y);
             } else {
-                Kind::add_from_last(linear, x, rows, y);
+                kind.add_from_last(linear, x, rows, y);
             }
             return true;
         }
-    }
-    return false;
+        return false;
+    });
 }
 
 OCTAVO_EXPORT void octavo_linear(const Linear* linear, float* x, int64_t rows, float* y, int32_t epilogue) {
-    if (forward_in_pair<HalfLinear>(*linear, x, rows, y, static_cast<Epilogue>(epilogue))) return;
+    if (forward_in_pair(*linear, x, rows, y, static_cast<Epilogue>(epilogue))) return;
     forward<StoreOutput>(*linear, x, rows, y, epilogue == kAdd || epilogue == kAddFromLast);
     if (linear->soft_cap > 0) {
         parallel(rows, [&](int64_t r) { soft_cap(y + r * linear->outputs, linear->outputs, linear->soft_cap); });

@@ -14,13 +14,18 @@ struct V16 {
     static V16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
     void store(float* p) const { _mm512_storeu_ps(p, x); }
     // The first, or the second, of each of 16 pairs of bf16, in memory order.
-    static V16 first(const bf16* p) {
-        return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16))};
+    static V16 first(const bf16* p) { return load_pairs(p).first_of_pairs(); }
+    static V16 second(const bf16* p) { return load_pairs(p).second_of_pairs(); }
+    V16 first_of_pairs() const {
+        return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), 16))};
     }
-    static V16 second(const bf16* p) {
+    V16 second_of_pairs() const {
         const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000));
-        return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), mask))};
+        return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), mask))};
     }
+
+   private:
+    static V16 load_pairs(const bf16* p) { return {_mm512_castsi512_ps(_mm512_loadu_si512(p))}; }
 };
 
 inline V16 operator+(V16 a, V16 b) { return {_mm512_add_ps(a.x, b.x)}; }

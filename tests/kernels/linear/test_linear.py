@@ -9,6 +9,7 @@ from kernels.elementwise.rms_norm.reference import rms_norm
 from kernels.elementwise.silu_mul import Activation
 from kernels.elementwise.silu_mul.reference import gelu_tanh_mul, silu_mul
 from kernels.linear import PackedLinear
+from kernels.linear.native import WeightKind
 from kernels.linear.reference import linear
 from kernels.sampling import apply_masks, greedy
 from tests.support.kernels.kernel_paths import KINDS, NATIVE_KINDS, native, path_of
@@ -79,6 +80,40 @@ def test_fixed_point_keeps_every_bit_of_a_bfloat16_near_the_largest(num_rows: in
     exact = exponents <= 5
     torch.testing.assert_close(columns[:, exact], weight_OI.float()[:, exact], rtol=1e-6, atol=0)
     torch.testing.assert_close(columns, weight_OI.float(), rtol=1e-6, atol=2.0**-6 * 1.001)
+
+
+@pytest.mark.parametrize("kind", ["avx512-bf16", "avx512-vnni"])
+@pytest.mark.parametrize("num_inputs", [1, 2, 3, 64, 577])
+@pytest.mark.parametrize("gated", [False, True])
+def test_weights_in_12_bits_change_no_bit(kind: str, num_inputs: int, gated: bool) -> None:
+    """Among usual weights there are zeros, an infinity, and a few much larger or much smaller ones. One panel whose
+    weights 12 bits do not hold makes all of a layer whole."""
+    torch.manual_seed(0)
+    path, num_outputs = path_of(kind, torch.bfloat16), 160
+    weight = _weight(num_outputs, num_inputs, torch.bfloat16)
+    places = torch.randperm(weight.numel())[: weight.numel() // 500]
+    weight.view(-1)[places] = (torch.randn(len(places)) * 2.0 ** torch.randint(-100, 100, (len(places),))).bfloat16()
+    weight[31] = 0.0
+    weight[0, -1] = torch.inf
+    wide = (torch.randn(64, num_inputs) * 2.0 ** torch.randint(-60, 0, (64, num_inputs))).bfloat16()
+    if gated:
+        rest = torch.cat((weight[:80], wide[:32], weight[80:], wide[32:]))
+    else:
+        rest = torch.cat((weight, wide))
+    short, whole = (PackedLinear(each, None, path, gated=gated) for each in (weight, rest))
+    assert short.packed is not None
+    assert whole.packed is not None
+    assert (short.packed.kind, whole.packed.kind) == (WeightKind.SHORT_BFLOAT16, WeightKind.BFLOAT16)
+    x = torch.randn(70, num_inputs)
+    for rows in (*range(1, 28), 40, 70):
+        got, expected = short(x[:rows]), whole(x[:rows])[:, : short.num_outputs]
+        assert torch.equal(got.view(torch.int32), expected.contiguous().view(torch.int32)), rows
+
+
+def test_weights_in_12_bits_take_three_quarters_of_the_memory() -> None:
+    weight = _weight(960, 576, torch.bfloat16)
+    packed = PackedLinear(weight, None, path_of("avx512-bf16", torch.bfloat16))
+    assert packed.num_bytes < 0.77 * weight.nbytes
 
 
 @pytest.mark.parametrize("kind", NATIVE_KINDS)

@@ -23,6 +23,16 @@ def test_pieces_are_aligned_and_apart() -> None:
         assert bool((piece == number).all())
 
 
+def test_a_piece_taken_back_is_given_again_as_zeros() -> None:
+    memory = WeightMemory()
+    kept = memory.empty(100, torch.uint8)
+    piece = memory.empty(1000, torch.uint8).fill_(7)
+    memory.take_back(piece)
+    again = memory.empty(1000, torch.uint8)
+    assert again.data_ptr() == piece.data_ptr() >= kept.data_ptr() + 100
+    assert not again.any()
+
+
 def test_a_piece_larger_than_a_mapping_has_its_own() -> None:
     memory = WeightMemory()
     large = memory.empty(40 * 2**20, torch.uint8)

@@ -6,6 +6,7 @@
 
 #include "../../../native/cpp/vec16_bf16.h"
 #include "../../../native/cpp/accumulate.h"
+#include "../../../native/cpp/unroll.h"
 #include "../../outputs.h"
 
 namespace octavo {
@@ -43,6 +44,16 @@ inline void accumulate(V (&acc)[R][N], const bf16* a, int64_t lda, const bf16* c
         multiply_add(acc, [&](int r) { return all_pairs<V>(a + r * lda + count - 1); },
                      [&](int v) { return only_first(load_pairs<V>(b[v] + count / 2 * stride)); }, DotOfPairs{});
     }
+}
+
+// acc[r][v] += the products of a pair of inputs of row r, at a + r * lda, and of the columns' weights. A pair that is not
+// whole ends with a 0 in the row and in the columns.
+template <int R>
+OCTAVO_INLINED inline void add_pair(V16 (&acc)[R][2], const bf16* a, int64_t lda, const V16 (&columns)[2], bool) {
+    unroll<R>([&](auto r) OCTAVO_INLINED {
+        const V16 x = all_pairs<V16>(a + r * lda);
+        unroll<2>([&](auto v) OCTAVO_INLINED { acc[r][v] = DotOfPairs{}(x, columns[v], acc[r][v]); });
+    });
 }
 
 // The outputs of a gated layer, from the sums of its gates and of its ups. They are rounded to bf16 next, so they need

@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "../../../native/cpp/accumulate.h"
 #include "../../../native/cpp/unroll.h"
 #include "fixed_rows.h"
 #include "../quantized.h"
@@ -168,12 +169,12 @@ struct FixedDots {
         std::fill(sums, sums + rows, Sums{V::zero(), V::zero()});
         for (int64_t b = 0; b < inputs.blocks; b++) {
             const StoredBlock stored(panel + b * kBlockBytes);
-            const char* ahead = next + b * kBlockBytes;
-            // A single tile opens the block in registers, which is faster than storing and loading it.
+            // A single tile opens the block in registers, which is faster than storing and loading it, and leaves
+            // prefetching to the CPU: SmolLM2's linears take 6.7 ms for a row on a Zen 4 so, and 11.8 otherwise.
             if (rows <= kRows) {
-                each_tile(inputs, first, last, b, stored, ahead, sums);
+                tile<kRows>(rows, inputs, first, b, stored, NothingAhead{}, sums);
             } else {
-                each_tile(inputs, first, last, b, OpenBlock(stored), ahead, sums);
+                each_tile(inputs, first, last, b, OpenBlock(stored), next + b * kBlockBytes, sums);
             }
         }
         for (int64_t r = 0; r < rows; r++) output.panel(sums[r].of, first + r, p);
@@ -186,16 +187,16 @@ struct FixedDots {
         V of[2];
     };
 
-    // Memory to prefetch into L2 meanwhile.
+    // Prefetches into L2.
     struct Ahead {
         const char* place;
         int64_t step;
+        void operator()(int64_t quads) const { _mm_prefetch(place + quads * step, _MM_HINT_T1); }
     };
 
     // Computes block b for rows [first, last), in tiles of nearly equal height; each prefetches its share of what is
     // ahead.
-    template <class Block>
-    static void each_tile(const Inputs& inputs, int64_t first, int64_t last, int64_t b, const Block& block,
+    static void each_tile(const Inputs& inputs, int64_t first, int64_t last, int64_t b, const OpenBlock& block,
                           const char* ahead, Sums* sums) {
         const int64_t rows = last - first, tiles = (rows + kRows - 1) / kRows;
         for (int64_t n = 0; n < tiles; n++) {
@@ -206,22 +207,22 @@ struct FixedDots {
     }
 
     // Computes `rows` rows, at most R, from row `first` on.
-    template <int R, class Block>
-    static void tile(int64_t rows, const Inputs& inputs, int64_t first, int64_t b, const Block& block, Ahead ahead,
+    template <int R, class Block, class Fetch>
+    static void tile(int64_t rows, const Inputs& inputs, int64_t first, int64_t b, const Block& block, Fetch ahead,
                      Sums* sums) {
         if (rows == R) return add<R>(inputs, first, b, block, ahead, sums);
         if constexpr (R > 1) tile<R - 1>(rows, inputs, first, b, block, ahead, sums);
     }
 
-    template <int R, class Block>
+    template <int R, class Block, class Fetch>
     __attribute__((noinline)) static void add(const Inputs& inputs, int64_t first, int64_t b, const Block& block,
-                                              Ahead ahead, Sums* sums) {
+                                              Fetch ahead, Sums* sums) {
         const int16_t* values = inputs.values + (b * inputs.rows + first) * FixedRows::kBlock;
         const float* scales = inputs.scales + b * inputs.rows + first;
         __m256i dots[R][2];
         unroll<R>([&](auto r) OCTAVO_INLINED { dots[r][0] = dots[r][1] = _mm256_setzero_si256(); });
         for (int64_t quads = 0; quads < kQuads; quads++) {
-            _mm_prefetch(ahead.place + quads * ahead.step, _MM_HINT_T1);
+            ahead(quads);
             unroll<2>([&](auto half) OCTAVO_INLINED {
                 const int64_t k = 2 * quads + half;
                 const __m256i columns[2] = {block.pairs(k, 0), block.pairs(k, 1)};

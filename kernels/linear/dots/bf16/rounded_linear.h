@@ -6,6 +6,7 @@
 
 #include "../../linear.h"
 #include "dots_bf16.h"
+#include "short_linear.h"
 
 namespace octavo {
 
@@ -48,13 +49,27 @@ struct ShortSilu {
     }
 };
 
-struct RoundedLinear : FloatLinear<V16, bf16, bf16> {
+// Weights as they are.
+struct WholePanels : FloatLinear<V16, bf16, bf16> {
+    template <class Output>
+    static void multiply(const Linear& linear, const bf16* a, int64_t lda, int64_t rows, const Output& output) {
+        multiply_rows<V, bf16, bf16>(linear, a, lda, rows, output);
+    }
+};
+
+// Panels: WholePanels, or ShortPanels<bf16>.
+template <class Panels>
+struct RoundedLinear : Panels {
+    using V = V16;
+
     template <class Output>
     static void forward(const Linear& linear, const float* x, int64_t rows, const Output& output) {
+        int64_t lda;
+        const bf16* a = linear_inputs<bf16>(linear, x, rows, lda);
         if constexpr (std::is_same_v<Output, StoreOutput<V>>) {
-            linear_forward<V, bf16, bf16>(linear, x, rows, ShortSilu<Output>{linear, output});
+            Panels::multiply(linear, a, lda, rows, ShortSilu<Output>{linear, output});
         } else {
-            linear_forward<V, bf16, bf16>(linear, x, rows, output);
+            Panels::multiply(linear, a, lda, rows, output);
         }
     }
 
@@ -62,14 +77,16 @@ struct RoundedLinear : FloatLinear<V16, bf16, bf16> {
     static bool can_pass(int64_t, int64_t) { return true; }
 
     static void store_for_next(const Linear& linear, const float* x, int64_t rows, float* y) {
-        const RowsOutput output{linear, reinterpret_cast<bf16*>(y), row_size<bf16>(linear.outputs)};
-        linear_forward<V, bf16, bf16>(linear, x, rows, output);
+        int64_t lda;
+        const bf16* a = linear_inputs<bf16>(linear, x, rows, lda);
+        Panels::multiply(linear, a, lda, rows,
+                         RowsOutput{linear, reinterpret_cast<bf16*>(y), row_size<bf16>(linear.outputs)});
     }
 
     // x: from store_for_next.
     static void add_from_last(const Linear& linear, float* x, int64_t rows, float* y) {
-        multiply_rows<V, bf16, bf16>(linear, reinterpret_cast<const bf16*>(x), row_size<bf16>(linear.inputs), rows,
-                                     StoreOutput<V>{linear, y, true});
+        Panels::multiply(linear, reinterpret_cast<const bf16*>(x), row_size<bf16>(linear.inputs), rows,
+                         StoreOutput<V>{linear, y, true});
     }
 };
 

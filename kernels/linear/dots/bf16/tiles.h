@@ -35,9 +35,10 @@ struct TileLinear {
 
     static int64_t bytes(const Linear& linear) { return num_panels<V>(linear) * panel_size(linear) * sizeof(bf16); }
 
-    static void pack(const Linear& linear, const WeightRows& weights, char* panels) {
+    static bool pack(const Linear& linear, const WeightRows& weights, char* panels) {
         pack_linear<V>(linear, weights.row<bf16>(0, linear.inputs), reinterpret_cast<bf16*>(panels),
                        panel_size(linear) / kColumns / 2);
+        return true;
     }
 
     // Passes the sums of all panels for x[rows, inputs] to `output`.
