@@ -211,8 +211,8 @@ _QUANTIZED = {"int8": 1.0, "int4": 0.5 + 4 / 32}
 
 
 def _packed_bytes(config: "ModelConfig", itemsize: int, quantization: str) -> int:
-    """Bytes of a model's weights as CPU kernels keep them: the embedding and the head are two tensors even if a
-    checkpoint ties them, and a quantized model's head has 8 bits."""
+    """The most bytes that a model's weights take as CPU kernels keep them: the embedding and the head are two tensors
+    even if a checkpoint ties them, and a quantized model's head has 8 bits. In bfloat16, 12 of 16 bits may do."""
     from worker.models.registry import model_of
 
     total = 0.0
