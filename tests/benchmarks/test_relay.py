@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 
 import pytest
 
@@ -30,6 +31,18 @@ async def test_a_connection_that_is_being_made_as_it_ends_is_broken(turns: int) 
         writer.transport.abort()
         with pytest.raises(OSError, match="Connect call failed"):
             await asyncio.open_connection("127.0.0.1", relay.port)
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_connection_that_is_being_accepted_as_it_ends_is_broken(turns: int) -> None:
+    relay = Relay.to("127.0.0.1:1")
+    await relay.start()
+    with socket.create_connection(("127.0.0.1", relay.port), timeout=10) as client:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await relay.stop()
+        with contextlib.suppress(ConnectionError):
+            assert client.recv(1) == b""
 
 
 async def test_it_carries_what_both_sides_send() -> None:

@@ -11,6 +11,8 @@ from types import TracebackType
 _RESET = struct.pack("ii", 1, 0)
 _CHUNK_BYTES = 65_536
 _STOP_TIMEOUT_S = 10.0
+# From an accepted connection to its task.
+_TURNS = 4
 
 
 class Way:
@@ -90,6 +92,9 @@ class Relay:
     async def stop(self) -> None:
         """Breaks all connections, and waits until they are gone."""
         self.end()
+        # Connections that were just accepted reach `_connect` some turns of the loop later.
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
         await asyncio.gather(*self._tasks, return_exceptions=True)
         # Transports close in the loop's next turn.
         await asyncio.sleep(0)
@@ -97,7 +102,11 @@ class Relay:
     def end(self) -> None:
         """Resets all connections, and accepts no more."""
         self._is_over = True
-        self._server.close()
+        # Python 3.11 leaves a connection open that was accepted in the turn of the loop in which the server closes.
+        loop = asyncio.get_running_loop()
+        for listening in self._server.sockets:
+            loop.remove_reader(listening.fileno())
+        loop.call_soon(self._server.close)
         for way in (self.to_listener, self.to_dialer):
             way.release()
         self.reset()
