@@ -5,7 +5,8 @@
 
 Computes the linears of SmolLM2's layers, each layer with weights of its own. The builds take turns; other work on the
 machine lengthens their time, but hardly their CPU time. Prints milliseconds, the least and the median of the turns, and
-their ratios to the first build's. The cache directory has the libraries (OCTAVO_CACHE_DIR or ~/.cache/octavo).
+their ratios to the first build's. A build must know all kinds of weights that this checkout packs. The cache
+directory has the libraries (OCTAVO_CACHE_DIR or ~/.cache/octavo).
 """
 
 import argparse

@@ -38,13 +38,6 @@ void tile(const Linear& linear, const Output& output, const A* a, int64_t lda, i
     }
 }
 
-// Calls f(integral_constant of rows), for rows from kLeast to kMost.
-template <int kLeast, int kMost, class F>
-OCTAVO_INLINED inline void with_rows(int64_t rows, F&& f) {
-    if (rows == kMost) return f(std::integral_constant<int, kMost>{});
-    if constexpr (kMost > kLeast) with_rows<kLeast, kMost - 1>(rows, f);
-}
-
 // Calls f(row, rows, nth, tiles) for tiles of nearly equal height of rows [first, last).
 template <class V, class F>
 OCTAVO_INLINED inline void each_tile(int64_t first, int64_t last, F&& f) {
@@ -67,7 +60,7 @@ void block(const Linear& linear, const Output& output, const A* a, int64_t lda, 
         const T* panel = static_cast<const T*>(linear.panels) + p * size;
         const int64_t stop = std::min(p + panels_at_once, end);
         each_tile<V>(first, last, [&](int64_t r, int64_t count, int64_t nth, int64_t tiles) {
-            with_rows<1, kTileRows<V>>(count, [&](auto R) {
+            as_constant<kTileRows<V>>(count, [&](auto R) {
                 constexpr int kPanels = kTileVectors<V, R> / 2;
                 const int64_t bytes = size * sizeof(T);
                 const char* ahead = reinterpret_cast<const char*>(panel) + (stop - p) * bytes + bytes * nth / tiles;

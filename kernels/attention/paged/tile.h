@@ -15,6 +15,7 @@
 #include "../../native/cpp/accumulate.h"
 #include "../../native/cpp/e4m3.h"
 #include "../../native/cpp/pool.h"
+#include "../../native/cpp/unroll.h"
 #include "../../native/cpp/vec.h"
 #include "step.h"
 
@@ -176,11 +177,11 @@ protected:
     // Adds positions [base, base + count).
     void chunk(int64_t base, int64_t count) {
         find(base, count);
-        for (int64_t r = 0; r < rows_; r += 6) with_rows<6>(std::min<int64_t>(6, rows_ - r), [&](auto rows) {
+        for (int64_t r = 0; r < rows_; r += 6) as_constant<6>(std::min<int64_t>(6, rows_ - r), [&](auto rows) {
             score<rows()>(r, count);
         });
         weigh(base, count);
-        for (int64_t r = 0; r < rows_; r += 6) with_rows<6>(std::min<int64_t>(6, rows_ - r), [&](auto rows) {
+        for (int64_t r = 0; r < rows_; r += 6) as_constant<6>(std::min<int64_t>(6, rows_ - r), [&](auto rows) {
             add_values<rows()>(r, count);
         });
     }
@@ -241,12 +242,6 @@ protected:
         const char* place = reinterpret_cast<const char*>(block_keys(position));
         const int64_t bytes = std::min<int64_t>(tokens, step_.block_size) * 2 * step_.head_size;
         for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(place + i, kIntoL2);
-    }
-
-    template <int R, class F>
-    static void with_rows(int64_t rows, F&& f) {
-        if (rows == R) return f(std::integral_constant<int, R>{});
-        if constexpr (R > 1) with_rows<R - 1>(rows, f);
     }
 
     // Computes scores, and prefetches the values of the same positions, which are needed next.

@@ -1,6 +1,7 @@
-// Compile-time unrolled loops.
+// Compile-time unrolled loops, and numbers as constants.
 #pragma once
 
+#include <cstdint>
 #include <utility>
 
 // For functions that must be inlined into their callers.
@@ -19,6 +20,13 @@ OCTAVO_INLINED inline void unroll(F& f, std::integer_sequence<int, I...>) {
 template <int N, class F>
 OCTAVO_INLINED inline void unroll(F&& f) {
     unroll(f, std::make_integer_sequence<int, N>{});
+}
+
+// Calls f(a constant) for a number from 1 to kMost.
+template <int kMost, class F>
+OCTAVO_INLINED inline void as_constant(int64_t number, F&& f) {
+    if (number == kMost) return f(std::integral_constant<int, kMost>{});
+    if constexpr (kMost > 1) as_constant<kMost - 1>(number, f);
 }
 
 }  // namespace octavo

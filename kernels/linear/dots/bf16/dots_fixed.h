@@ -170,7 +170,7 @@ struct FixedDots {
         for (int64_t b = 0; b < inputs.blocks; b++) {
             const StoredBlock stored(panel + b * kBlockBytes);
             // A single tile opens the block in registers, which is faster than storing and loading it, and leaves
-            // prefetching to the CPU: SmolLM2's linears take 6.7 ms for a row on a Zen 4 so, and 11.8 otherwise.
+            // prefetching to the CPU: SmolLM2's linears take 6.1 ms for a row on a Zen 4 so, and 10.5 otherwise.
             if (rows <= kRows) {
                 tile<kRows>(rows, inputs, first, b, stored, NothingAhead{}, sums);
             } else {

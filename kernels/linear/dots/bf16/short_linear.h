@@ -75,7 +75,7 @@ void short_block(const Linear& linear, const Output& output, const A* a, int64_t
     for (int64_t p = begin; p < end; p++) {
         const char* panel = static_cast<const char*>(linear.panels) + p * bytes;
         each_tile<V16>(first, last, [&](int64_t r, int64_t count, int64_t nth, int64_t tiles) {
-            with_rows<1, kTileRows<V16>>(count, [&](auto R) {
+            as_constant<kTileRows<V16>>(count, [&](auto R) {
                 const auto run = [&](auto ahead) {
                     short_tile<R>(linear, output, a, lda, r, panel, p, tiles > 1, ahead);
                 };
