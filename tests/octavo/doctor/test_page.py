@@ -1,7 +1,6 @@
 """What `octavo doctor` prints, and that one broken check costs no other."""
 
 import io
-import math
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +65,16 @@ def test_a_slow_clock_and_one_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_weights_are_as_large_as_said(tmp_path: Path, quantization: QuantizationOption) -> None:
-    """Wide enough that scales and padding are few percent, which is what the line may be off by."""
+    """Wide enough that scales and padding are few percent, which is what the line may be off by.
+
+    It reads no weights, so it can't know whether those in bfloat16 fit into 12 of their 16 bits, and counts 16."""
     model = make_tiny_model(tmp_path, hidden_size=512, intermediate_size=1024, vocab_size=4096, num_attention_heads=8)
     facts = probe.read_model(Options(model=str(model), quantization=quantization, device="cpu")).model
     loaded = load_model(resolve_model(str(model)), dtype=torch.bfloat16, load_format="dummy", quantization=quantization)
     assert facts is not None
     assert facts.quantization == loaded.quantization
-    assert math.isclose(facts.weight_bytes, loaded.model.weight_bytes, rel_tol=0.05)
+    as_said = loaded.model.weight_bytes / facts.weight_bytes
+    assert (0.75 if quantization == "none" else 0.95) < as_said < 1.05
     assert facts.draft_bytes == 0
 
 
