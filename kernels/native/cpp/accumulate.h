@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "unroll.h"
 #include "vec.h"
 
 namespace octavo {
@@ -37,30 +38,58 @@ struct NothingAhead {
     void operator()(int64_t) const {}
 };
 
+// Products of floats.
 struct FusedMultiplyAdd {
+    // What is at a, in all lanes.
+    template <class V>
+    static V all(const float* a) {
+        return V::all(*a);
+    }
+    // sum += that times b.
+    template <class V>
+    OCTAVO_INLINED static void add_repeated(V& sum, const float* a, V b) {
+        add_product(sum, a, b);
+    }
     template <class V>
     V operator()(V a, V b, V c) const {
         return fma(a, b, c);
     }
 };
 
-// acc[r][v] += row(r) * column(v). Rows or columns, whichever are fewer, stay in registers beside the sums.
+template <class V, int R, int N>
+OCTAVO_INLINED inline void copy(const V (&from)[R][N], V (&to)[R][N]) {
+    unroll<R>([&](auto r) OCTAVO_INLINED { unroll<N>([&](auto v) OCTAVO_INLINED { to[r][v] = from[r][v]; }); });
+}
+
+// acc[r][v] += what is at row(r), in all lanes, * columns[v].
+template <class V, int R, int N, class Row, class Op = FusedMultiplyAdd>
+OCTAVO_INLINED inline void add_rows(V (&acc)[R][N], Row&& row, const V (&columns)[N], Op op = {}) {
+    unroll<R>([&](auto r) OCTAVO_INLINED {
+        // Of many rows, every other: all would need as many loads as products. With 3 rows it takes longer.
+        if constexpr (kRepeats<V> && R > 3 && r % 2 == 0) {
+            unroll<N>([&](auto v) OCTAVO_INLINED { Op::add_repeated(acc[r][v], row(r), columns[v]); });
+        } else {
+            const V x = Op::template all<V>(row(r));
+            unroll<N>([&](auto v) OCTAVO_INLINED { acc[r][v] = op(x, columns[v], acc[r][v]); });
+        }
+    });
+}
+
+// acc[r][v] += what is at row(r), in all lanes, * column(v). Rows or columns, whichever are fewer, stay in registers
+// beside the sums.
 template <class V, int R, int N, class Row, class Column, class Op = FusedMultiplyAdd>
-inline void multiply_add(V (&acc)[R][N], Row&& row, Column&& column, Op op = {}) {
+OCTAVO_INLINED inline void multiply_add(V (&acc)[R][N], Row&& row, Column&& column, Op op = {}) {
     if constexpr (R <= N) {
         V rows[R];
-        for (int r = 0; r < R; r++) rows[r] = row(r);
-        for (int v = 0; v < N; v++) {
-            V x = column(v);
-            for (int r = 0; r < R; r++) acc[r][v] = op(rows[r], x, acc[r][v]);
-        }
+        unroll<R>([&](auto r) OCTAVO_INLINED { rows[r] = Op::template all<V>(row(r)); });
+        unroll<N>([&](auto v) OCTAVO_INLINED {
+            const V x = column(v);
+            unroll<R>([&](auto r) OCTAVO_INLINED { acc[r][v] = op(rows[r], x, acc[r][v]); });
+        });
     } else {
         V columns[N];
-        for (int v = 0; v < N; v++) columns[v] = column(v);
-        for (int r = 0; r < R; r++) {
-            V x = row(r);
-            for (int v = 0; v < N; v++) acc[r][v] = op(x, columns[v], acc[r][v]);
-        }
+        unroll<N>([&](auto v) OCTAVO_INLINED { columns[v] = column(v); });
+        add_rows(acc, row, columns, op);
     }
 }
 
@@ -69,27 +98,33 @@ inline void multiply_add(V (&acc)[R][N], Row&& row, Column&& column, Op op = {})
 template <class V, int R, int N, class Fetch = NothingAhead>
 inline void accumulate(V (&acc)[R][N], const float* a, int64_t lda, const float* const (&b)[N], int64_t stride,
                        int64_t count, Fetch ahead = {}) {
+    V sums[R][N];
+    copy(acc, sums);
     for (int64_t k = 0; k < count; k++) {
         ahead(k);
-        multiply_add(acc, [&](int r) { return V::all(a[r * lda + k]); },
-                     [&](int v) { return V::load(b[v] + k * stride); });
+        multiply_add(sums, [&](int r) OCTAVO_INLINED { return a + r * lda + k; },
+                     [&](int v) OCTAVO_INLINED { return V::load(b[v] + k * stride); });
     }
+    copy(sums, acc);
 }
 
 template <class V, int R, int N, class Fetch = NothingAhead>
 inline void accumulate(V (&acc)[R][N], const float* a, int64_t lda, const bf16* const (&b)[N], int64_t stride,
                        int64_t count, Fetch ahead = {}) {
+    V sums[R][N];
+    copy(acc, sums);
     for (int64_t k = 0; k < count / 2; k++) {
         ahead(k);
-        multiply_add(acc, [&](int r) { return V::all(a[r * lda + 2 * k]); },
-                     [&](int v) { return V::first(b[v] + k * stride); });
-        multiply_add(acc, [&](int r) { return V::all(a[r * lda + 2 * k + 1]); },
-                     [&](int v) { return V::second(b[v] + k * stride); });
+        multiply_add(sums, [&](int r) OCTAVO_INLINED { return a + r * lda + 2 * k; },
+                     [&](int v) OCTAVO_INLINED { return V::first(b[v] + k * stride); });
+        multiply_add(sums, [&](int r) OCTAVO_INLINED { return a + r * lda + 2 * k + 1; },
+                     [&](int v) OCTAVO_INLINED { return V::second(b[v] + k * stride); });
     }
     if (count % 2) {
-        multiply_add(acc, [&](int r) { return V::all(a[r * lda + count - 1]); },
-                     [&](int v) { return V::first(b[v] + count / 2 * stride); });
+        multiply_add(sums, [&](int r) OCTAVO_INLINED { return a + r * lda + count - 1; },
+                     [&](int v) OCTAVO_INLINED { return V::first(b[v] + count / 2 * stride); });
     }
+    copy(sums, acc);
 }
 
 }  // namespace octavo

@@ -46,6 +46,10 @@ struct V8 {
     }
 };
 
+// True if instructions for vectors V repeat a number in memory in all lanes: see vec16.h.
+template <class V>
+inline constexpr bool kRepeats = false;
+
 inline V8 operator+(V8 a, V8 b) { return {_mm256_add_ps(a.x, b.x)}; }
 inline V8 operator-(V8 a, V8 b) { return {_mm256_sub_ps(a.x, b.x)}; }
 inline V8 operator*(V8 a, V8 b) { return {_mm256_mul_ps(a.x, b.x)}; }

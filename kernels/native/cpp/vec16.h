@@ -2,6 +2,7 @@
 #pragma once
 
 #include "e4m3.h"
+#include "unroll.h"
 #include "vec.h"
 
 namespace octavo {
@@ -34,6 +35,24 @@ inline V16 operator*(V16 a, V16 b) { return {_mm512_mul_ps(a.x, b.x)}; }
 inline V16 operator/(V16 a, V16 b) { return {_mm512_div_ps(a.x, b.x)}; }
 inline V16 max(V16 a, V16 b) { return {_mm512_max_ps(a.x, b.x)}; }
 inline V16 fma(V16 a, V16 b, V16 c) { return {_mm512_fmadd_ps(a.x, b.x, c.x)}; }
+
+// sum = instruction(sum, columns, the 32 bits at `place` in all lanes). The instruction itself repeats them: with a
+// broadcast of their own for each row, a tile of 12 rows takes 7% longer on a Zen 4.
+#define OCTAVO_REPEATED(instruction, sum, columns, place)                              \
+    asm(instruction " %1%{1to16%}, %2, %0"                                             \
+        : "+v"(sum)                                                                    \
+        : "m"(*reinterpret_cast<const ::octavo::AnyBits*>(place)), "v"(columns))
+using AnyBits __attribute__((may_alias)) = uint32_t;
+
+#ifdef __AVX512F__  // not where tests emulate it
+template <>
+inline constexpr bool kRepeats<V16> = true;
+#endif
+
+// sum += a b, a in all lanes.
+OCTAVO_INLINED inline void add_product(V16& sum, const float* a, V16 b) {
+    OCTAVO_REPEATED("vfmadd231ps", sum.x, b.x, a);
+}
 
 inline V16 only_first(V16 pairs) {
     return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(pairs.x), _mm512_set1_epi32(0xffff)))};

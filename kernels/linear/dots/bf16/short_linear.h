@@ -22,15 +22,11 @@ struct AheadOfSteps {
 // alone if the second is beyond the last. dots_bf16.h has the same for inputs in bf16.
 template <int R>
 OCTAVO_INLINED inline void add_pair(V16 (&acc)[R][2], const float* a, int64_t lda, const V16 (&columns)[2], bool has_two) {
-    unroll<R>([&](auto r) OCTAVO_INLINED {
-        const V16 x = V16::all(a[r * lda]);
-        unroll<2>([&](auto v) OCTAVO_INLINED { acc[r][v] = fma(x, columns[v].first_of_pairs(), acc[r][v]); });
-    });
+    const V16 first[2] = {columns[0].first_of_pairs(), columns[1].first_of_pairs()};
+    add_rows(acc, [&](int r) OCTAVO_INLINED { return a + r * lda; }, first);
     if (!has_two) return;
-    unroll<R>([&](auto r) OCTAVO_INLINED {
-        const V16 x = V16::all(a[r * lda + 1]);
-        unroll<2>([&](auto v) OCTAVO_INLINED { acc[r][v] = fma(x, columns[v].second_of_pairs(), acc[r][v]); });
-    });
+    const V16 second[2] = {columns[0].second_of_pairs(), columns[1].second_of_pairs()};
+    add_rows(acc, [&](int r) OCTAVO_INLINED { return a + r * lda + 1; }, second);
 }
 
 // Like the other `accumulate`s, for a panel in 12 bits.
@@ -38,19 +34,22 @@ template <int R, class A, class Fetch>
 OCTAVO_INLINED inline void accumulate(V16 (&acc)[R][2], const A* a, int64_t lda, const ShortPanel& panel, int64_t inputs,
                                       Fetch ahead) {
     const ShortPanel::Exception* exception = panel.exceptions();
-    V16 columns[2][2];
+    V16 sums[R][2], columns[2][2];
+    copy(acc, sums);
     int64_t step = 0;
     for (; step < inputs / ShortPanel::kInputs; step++, a += ShortPanel::kInputs) {
         ahead(step);
         panel.open(step, exception, columns);
-        add_pair(acc, a, lda, columns[0], true);
-        add_pair(acc, a + 2, lda, columns[1], true);
+        add_pair(sums, a, lda, columns[0], true);
+        add_pair(sums, a + 2, lda, columns[1], true);
     }
     const int64_t rest = inputs % ShortPanel::kInputs;
-    if (!rest) return;
-    panel.open(step, exception, columns);
-    add_pair(acc, a, lda, columns[0], rest > 1);
-    if (rest > 2) add_pair(acc, a + 2, lda, columns[1], false);
+    if (rest) {
+        panel.open(step, exception, columns);
+        add_pair(sums, a, lda, columns[0], rest > 1);
+        if (rest > 2) add_pair(sums, a + 2, lda, columns[1], false);
+    }
+    copy(sums, acc);
 }
 
 // Computes R rows from row r on, times panel p. prefetches: see `tile`.
