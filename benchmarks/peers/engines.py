@@ -76,8 +76,10 @@ def vllm_environment(threads: int) -> dict[str, str]:
 def octavo_engine(
     quantization: Quantization, dtype: str, threads: int, *, context: tuple[Path, int] | None = None
 ) -> EngineSpec:
-    """context: a model for longer contexts, and their length."""
-    options = {"dtype": dtype, "quantization": quantization, "worker_threads": threads}
+    """context: a model for longer contexts, and their length. KV memory is allocated at the start, like OpenVINO's."""
+    options = {
+        "dtype": dtype, "quantization": quantization, "worker_threads": threads, "populate_kv_cache": True,
+    }  # fmt: skip
     if context is not None:
         options |= {"model": str(context[0]), "max_model_len": context[1]}
     return EngineSpec(

@@ -56,6 +56,8 @@ struct FusedMultiplyAdd {
     }
 };
 
+// Sums that constants index are copied to an array of their own: the compiler keeps no others in registers beside the
+// inline assembly of vec16.h.
 template <class V, int R, int N>
 OCTAVO_INLINED inline void copy(const V (&from)[R][N], V (&to)[R][N]) {
     unroll<R>([&](auto r) OCTAVO_INLINED { unroll<N>([&](auto v) OCTAVO_INLINED { to[r][v] = from[r][v]; }); });
@@ -65,7 +67,8 @@ OCTAVO_INLINED inline void copy(const V (&from)[R][N], V (&to)[R][N]) {
 template <class V, int R, int N, class Row, class Op = FusedMultiplyAdd>
 OCTAVO_INLINED inline void add_rows(V (&acc)[R][N], Row&& row, const V (&columns)[N], Op op = {}) {
     unroll<R>([&](auto r) OCTAVO_INLINED {
-        // Of many rows, every other: all would need as many loads as products. With 3 rows it takes longer.
+        // Every other row of many: if all were repeated, there would be as many loads as products. Three rows take
+        // longer so.
         if constexpr (kRepeats<V> && R > 3 && r % 2 == 0) {
             unroll<N>([&](auto v) OCTAVO_INLINED { Op::add_repeated(acc[r][v], row(r), columns[v]); });
         } else {

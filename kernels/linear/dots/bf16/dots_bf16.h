@@ -46,8 +46,9 @@ inline void accumulate(V (&acc)[R][N], const bf16* a, int64_t lda, const bf16* c
     }
     // The number paired with the last one is arbitrary, and 0 times an infinity or NaN is not 0.
     if (count % 2) {
-        multiply_add(sums, [&](int r) OCTAVO_INLINED { return a + r * lda + count - 1; },
-                     [&](int v) OCTAVO_INLINED { return only_first(load_pairs<V>(b[v] + count / 2 * stride)); }, DotOfPairs{});
+        multiply_add(
+            sums, [&](int r) OCTAVO_INLINED { return a + r * lda + count - 1; },
+            [&](int v) OCTAVO_INLINED { return only_first(load_pairs<V>(b[v] + count / 2 * stride)); }, DotOfPairs{});
     }
     copy(sums, acc);
 }
