@@ -76,7 +76,8 @@ def vllm_environment(threads: int) -> dict[str, str]:
 def octavo_engine(
     quantization: Quantization, dtype: str, threads: int, *, context: tuple[Path, int] | None = None
 ) -> EngineSpec:
-    """context: a model for longer contexts, and their length. KV memory is allocated at the start, like OpenVINO's."""
+    """context: a model for longer contexts, and their length. KV memory is allocated at the start, not
+    by the prompts that first use it."""
     options = {
         "dtype": dtype, "quantization": quantization, "worker_threads": threads, "populate_kv_cache": True,
     }  # fmt: skip
