@@ -40,12 +40,12 @@ struct NothingAhead {
 
 // Products of floats.
 struct FusedMultiplyAdd {
-    // What is at a, in all lanes.
+    // Repeats the number at a in all lanes.
     template <class V>
     static V all(const float* a) {
         return V::all(*a);
     }
-    // sum += that times b.
+    // sum += b times the number at a, which the instruction repeats.
     template <class V>
     OCTAVO_INLINED static void add_repeated(V& sum, const float* a, V b) {
         add_product(sum, a, b);
@@ -56,14 +56,14 @@ struct FusedMultiplyAdd {
     }
 };
 
-// Sums that constants index are copied to an array of their own: the compiler keeps no others in registers beside the
-// inline assembly of vec16.h.
+// Copies sums to or from an array that constants alone index: the compiler keeps no other in registers beside the inline
+// assembly of vec16.h.
 template <class V, int R, int N>
 OCTAVO_INLINED inline void copy(const V (&from)[R][N], V (&to)[R][N]) {
     unroll<R>([&](auto r) OCTAVO_INLINED { unroll<N>([&](auto v) OCTAVO_INLINED { to[r][v] = from[r][v]; }); });
 }
 
-// acc[r][v] += what is at row(r), in all lanes, * columns[v].
+// acc[r][v] += the number at row(r) * columns[v].
 template <class V, int R, int N, class Row, class Op = FusedMultiplyAdd>
 OCTAVO_INLINED inline void add_rows(V (&acc)[R][N], Row&& row, const V (&columns)[N], Op op = {}) {
     unroll<R>([&](auto r) OCTAVO_INLINED {
@@ -78,8 +78,7 @@ OCTAVO_INLINED inline void add_rows(V (&acc)[R][N], Row&& row, const V (&columns
     });
 }
 
-// acc[r][v] += what is at row(r), in all lanes, * column(v). Rows or columns, whichever are fewer, stay in registers
-// beside the sums.
+// acc[r][v] += the number at row(r) * column(v). Rows or columns, whichever are fewer, stay in registers beside the sums.
 template <class V, int R, int N, class Row, class Column, class Op = FusedMultiplyAdd>
 OCTAVO_INLINED inline void multiply_add(V (&acc)[R][N], Row&& row, Column&& column, Op op = {}) {
     if constexpr (R <= N) {

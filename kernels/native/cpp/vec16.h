@@ -37,7 +37,7 @@ inline V16 max(V16 a, V16 b) { return {_mm512_max_ps(a.x, b.x)}; }
 inline V16 fma(V16 a, V16 b, V16 c) { return {_mm512_fmadd_ps(a.x, b.x, c.x)}; }
 
 // sum = instruction(sum, columns, the 32 bits at `place` in all lanes). The instruction itself repeats them: with a
-// broadcast of their own for each row, a tile of 12 rows takes 7% longer on a Zen 4.
+// broadcast for each row, linears of 8 rows and more take 7% longer on a Zen 4.
 #define OCTAVO_REPEATED(instruction, sum, columns, place)                              \
     asm(instruction " %1%{1to16%}, %2, %0"                                             \
         : "+v"(sum)                                                                    \
@@ -49,7 +49,7 @@ template <>
 inline constexpr bool kRepeats<V16> = true;
 #endif
 
-// sum += a b, a in all lanes.
+// sum += b times the number at a.
 OCTAVO_INLINED inline void add_product(V16& sum, const float* a, V16 b) {
     OCTAVO_REPEATED("vfmadd231ps", sum.x, b.x, a);
 }
