@@ -249,7 +249,8 @@ async def test_a_deadline_ends_the_call_and_travels_with_the_request(
         await receive(client.Generate(_request(), timeout=0.3))
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     await scheduler.wait_until(lambda fake: fake.num_live == 0)
-    assert 0 < scheduler.submitted[0].timeout <= 0.3
+    # gRPC keeps deadlines on one clock and says what remains by another, so 0.3 s may read as 0.30002.
+    assert 0 < scheduler.submitted[0].timeout < 0.31
 
 
 async def test_a_gap_in_the_tokens_is_an_error_of_ours(client: InferenceStub, scheduler: FakeScheduler) -> None:
