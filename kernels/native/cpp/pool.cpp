@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <climits>
 #include <cstdlib>
 #include <vector>
@@ -16,13 +17,18 @@
 namespace octavo {
 namespace {
 
-// Spins before a thread that waits for work, or for the last task's end, sleeps: about 50 us. The calls of a step
-// follow each other within 1 us. Threads do not spin through the longer pause between two steps, when routers and
-// schedulers need the cores; waking them at a step's first call makes no measurable difference (batch 1: 9.5 ms either
-// way).
+using Clock = std::chrono::steady_clock;
+
+// Spins before a thread that waits for work, or for the last task's end, stops spinning: about 50 us. The calls of a step
+// follow each other within 1 us.
 constexpr int kSpins = 1500;
 // Where Python computes between the calls of a step, for up to 200 us.
 constexpr int kLongSpins = 9000;
+// In the longer pause between two steps, routers and schedulers may need the core. A thread then yields it again and
+// again before it sleeps, for at most so long, and at most this part of the time that it has worked since the last such
+// pause. A thread that sleeps is woken late where a host has many virtual machines: see docs/architecture.md.
+constexpr std::chrono::microseconds kMostYielding{1000};
+constexpr int kYieldingPart = 4;
 constexpr uint64_t kClosed = 0xffffffff;  // a ticket's index while the next job is being written
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t seen) {
@@ -102,17 +108,31 @@ struct Pool {
 
     void serve(int number) {
         uint32_t seen = job.load();
+        auto begun = Clock::now();  // at the end of the last pause
         for (;;) {
             work(number);
             int left = patience();
             while (job.load(std::memory_order_relaxed) == seen && left-- > 0) _mm_pause();
             if (job.load() == seen) {
-                sleepers.fetch_add(1);
-                if (job.load() == seen) futex_wait(job, seen);
-                sleepers.fetch_sub(1);
+                pause(seen, begun);
+                begun = Clock::now();
             }
             seen = job.load();
         }
+    }
+
+    // Yields, then sleeps, until there is another job than `seen`. begun: when the last pause ended.
+    void pause(uint32_t seen, Clock::time_point begun) {
+        const auto now = Clock::now();
+        const auto most = std::min<Clock::duration>(kMostYielding, (now - begun) / kYieldingPart);
+        while (spins.load(std::memory_order_relaxed) && job.load(std::memory_order_relaxed) == seen &&
+               Clock::now() - now < most) {
+            sched_yield();
+        }
+        if (job.load() != seen) return;
+        sleepers.fetch_add(1);
+        if (job.load() == seen) futex_wait(job, seen);
+        sleepers.fetch_sub(1);
     }
 
     void run(void (*function)(void*, int64_t), void* argument, int64_t total) {

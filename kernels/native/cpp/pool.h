@@ -20,8 +20,9 @@ void parallel(int64_t count, F&& f) {
 }
 
 // Sets the number of threads that compute, including the caller's: 1 to kMostThreads. The pool grows at the next call,
-// and never shrinks, but with 1 the caller computes alone. spins: a thread without work spins for about 50 us before it
-// sleeps. Must be false with fewer cores than threads: the thread that it waits for may need its core.
+// and never shrinks, but with 1 the caller computes alone. spins: a thread without work spins for about 50 us, then yields
+// its core for up to 1 ms before it sleeps. Must be false with fewer cores than threads: the thread that it waits for may
+// need its core.
 constexpr int kMostThreads = 1024;
 void set_threads(int count, bool spins);
 

@@ -2,7 +2,9 @@
 
 import os
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -63,6 +65,27 @@ def test_more_threads_than_cores_give_the_same_bits(threads: int, kernels: Nativ
     kernels.set_threads(threads)
     for _ in range(50):
         assert torch.equal(layer(x), expected)
+
+
+def _ticks_of_other_threads() -> int:
+    """CPU time of all threads but the calling one."""
+    total = 0
+    for thread in os.listdir("/proc/self/task"):
+        if int(thread) != threading.get_native_id():
+            fields = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])
+    return total
+
+
+def test_threads_without_work_sleep(kernels: NativeKernels) -> None:
+    layer, x = _layer(kernels), torch.ones(512, 96)
+    kernels.set_threads(2)
+    for _ in range(20):
+        layer(x)
+    time.sleep(0.05)
+    before = _ticks_of_other_threads()
+    time.sleep(0.5)
+    assert _ticks_of_other_threads() - before < 0.1 * os.sysconf("SC_CLK_TCK")
 
 
 def test_recorded_calls_compute_again_from_what_is_there_then(kernels: NativeKernels) -> None:
