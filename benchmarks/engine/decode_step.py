@@ -48,7 +48,8 @@ _MULTIPLIED = (("float32",), _BF16, _INT8, _INT8, _INT4, _INT4, _BF16)
 _OP_NAMES = {
     Op.ATTENTION: "attention",
     Op.ROPE_CACHE_WRITE: "rope, cache write",
-    Op.EMBEDDING: "embeddings",
+    Op.EMBEDDING: "embeddings, gathers",
+    Op.NUM_TOKENS: "embeddings, gathers",
     Op.COS_SIN_TABLE: "cosines and sines",
     Op.PLAN_ATTENTION: "attention plan",
     Op.ZERO: "zeros",
@@ -198,9 +199,9 @@ def op_floors(
     num_logits: int | None = None,
 ) -> defaultdict[str, tuple[float, float]]:
     """Op name -> its floors by memory and by arithmetic, in milliseconds. Weights are read once, and the KV of a row
-    once for all its tokens, which are the last of its `context` tokens. num_logits: tokens that the head computes;
-    None: all."""
-    num_tokens = num_rows * tokens_per_row
+    once for all its tokens, which are the last of its `context` tokens. num_logits: tokens whose logits
+    are wanted; None: all."""
+    num_tokens = count = num_rows * tokens_per_row
     floors: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
 
     def add(name: str, read_seconds: float, operations: float, rate: float) -> None:
@@ -208,20 +209,21 @@ def op_floors(
         floors[name] = (memory + read_seconds * 1e3, arithmetic + operations / rate * 1e3)
 
     for op, address in times.seconds:
-        if op is Op.LINEAR:
+        if op is Op.NUM_TOKENS:
+            count = num_logits or num_tokens
+        elif op is Op.LINEAR:
             linear = LinearStruct.from_address(address)
-            count = num_logits if num_logits and linear.outputs == loaded.config.vocab_size else num_tokens
             operations = 2.0 * count * linear.inputs * linear.outputs * (2 if linear.gated else 1)
-            kinds = [kind for kind in _MULTIPLIED[linear.weights] if kind in peaks.operations]
-            read_seconds = kernels.packed_bytes(address) / peaks.read
-            add(op_name(op, address), read_seconds, operations, peaks.operations[kinds[0]])
+            rate = next(peaks.operations[kind] for kind in _MULTIPLIED[linear.weights] if kind in peaks.operations)
+            add(op_name(op, address), kernels.packed_bytes(address) / peaks.read, operations, rate)
     config, name = loaded.config, op_name(Op.ATTENTION, 0)
-    keys = float(num_rows * context * config.num_layers)
-    num_bytes = keys * 2 * config.num_kv_heads * config.head_size * kv_dtype.itemsize
+    num_bytes = (
+        2.0 * num_rows * context * config.num_layers * config.num_kv_heads * config.head_size * kv_dtype.itemsize
+    )
     # Queries and keys are multiplied in the type of the cache where a CPU can; e4m3 is widened to bfloat16.
     of_dtype = str(torch.bfloat16 if kv_dtype.itemsize == 1 else kv_dtype).removeprefix("torch.")
-    kinds = [kind for kind in (f"{of_dtype}_tiles", of_dtype, "float32") if kind in peaks.operations]
-    rate = peaks.operations[kinds[0]]
+    kinds = f"{of_dtype}_tiles", of_dtype, "float32"
+    rate = next(peaks.operations[kind] for kind in kinds if kind in peaks.operations)
     # A token does not see those behind it.
     seen = num_tokens * config.num_layers * (context - (tokens_per_row - 1) / 2)
     add(name, num_bytes / peaks.read_blocks, seen * 4 * config.num_heads * config.head_size, rate)

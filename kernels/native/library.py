@@ -32,6 +32,7 @@ class Op(enum.IntEnum):
     ZERO = 6
     ADD_RMS_NORM = 7
     RECURRENT = 8
+    NUM_TOKENS = 9
 
 
 class CallStruct(ctypes.Structure):
@@ -57,7 +58,8 @@ class CallStruct(ctypes.Structure):
 
 
 class KernelTimes:
-    """The time that calls took, by op and the address of the struct that describes the operation."""
+    """The time that calls took, by op and the address of the struct that describes the operation, in the order of the
+    first call of each."""
 
     def __init__(self) -> None:
         self._seconds: defaultdict[tuple[Op, int], float] = defaultdict(float)
@@ -283,6 +285,11 @@ class NativeKernels:
             op=Op.RECURRENT, operation=layer, input=x, cache=cache, mixed=mixed, output=y,
         )  # fmt: skip
 
+    def go_on_with(self, num_tokens: int) -> None:
+        """In a recording, calls after this one compute as many tokens as there are at the address num_tokens (int64)
+        when they are replayed. With none the replay ends."""
+        self._call(_nothing, (), op=Op.NUM_TOKENS, numbers=num_tokens)
+
     def replay(self, recording: Recording, num_tokens: int) -> None:
         """Replays recorded calls with num_tokens tokens."""
         recording.run(num_tokens, self._times)
@@ -319,6 +326,10 @@ class NativeKernels:
         function(*arguments)
         if self._times is not None:
             self._times.add(Op(call.op), call.operation, time.perf_counter() - start)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _typed(

@@ -56,18 +56,21 @@ class FakeModel:
     def incoming(self, num_tokens: int) -> torch.Tensor:
         raise AssertionError("it has one stage")
 
+    def wanted(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
+        return self.forward(batch, kv_cache)[batch.logit_indices]
+
     def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
         return hidden_logits(hidden_SE)
 
     def greedy(self, batch: InputBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
-        logits_LV = hidden_logits(self.forward(batch, kv_cache)[batch.logit_indices])
+        logits_LV = hidden_logits(self.wanted(batch, kv_cache))
         token_ids_L, largest_L = greedy(logits_LV.numpy())
         return torch.from_numpy(token_ids_L), torch.from_numpy(largest_L)
 
     def masked_greedy(
         self, batch: InputBatch, kv_cache: KVCache, masks: Callable[[], TokenMasks]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits_LV = hidden_logits(self.forward(batch, kv_cache)[batch.logit_indices]).numpy()
+        logits_LV = hidden_logits(self.wanted(batch, kv_cache)).numpy()
         apply_masks(logits_LV, masks())
         token_ids_L, largest_L = greedy(logits_LV)
         return torch.from_numpy(token_ids_L), torch.from_numpy(largest_L)

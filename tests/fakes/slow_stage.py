@@ -50,6 +50,9 @@ class SlowStage:
         self._take_a_while()
         return torch.zeros(batch.num_tokens, self.hidden_size)
 
+    def wanted(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
+        return self.forward(batch, kv_cache)[batch.logit_indices]
+
     def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
         raise AssertionError("requests are greedy")
 

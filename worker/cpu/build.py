@@ -145,7 +145,8 @@ def build_cpu_runner(
     )
     rows = make_rows(options, loaded, info, grammars if stage.is_last else None)
     others = without_others(axes_of(options), rank, replica)
-    executor = CpuExecutor(loaded.model, kept_layers=() if head is None else head.source.config.kept_layers)
+    kept_layers = () if head is None else head.source.config.kept_layers
+    executor = CpuExecutor(loaded.model, kept_layers=kept_layers, keeps_states=head is not None)
     drafter: Drafter | None = None
     if draft is not None:
         drafter = draft.drafter(rows)

@@ -274,12 +274,14 @@ class Runner:
                     batch, self._kv_cache, lambda: step_masks(self._rows, batch_rows.rows_N, batch_rows.num_drafts_N)
                 )
                 return Greedy(token_ids_L=token_ids_L, largest_L=largest_L)
-        hidden_TE = self._model.forward(batch, self._kv_cache)
-        for prompt in scoring:
-            result.prompt_logprobs.extend(self._prompt_logprobs(prompt, hidden_TE))
-        if not batch.num_logits:
-            return None
-        return Logits(logits_LV=self._model.logits(hidden_TE[batch.logit_indices]).numpy())
+        if scoring:
+            hidden_TE = self._model.forward(batch, self._kv_cache)
+            for prompt in scoring:
+                result.prompt_logprobs.extend(self._prompt_logprobs(prompt, hidden_TE))
+            hidden_LE = hidden_TE[batch.logit_indices]
+        else:
+            hidden_LE = self._model.wanted(batch, self._kv_cache)
+        return Logits(logits_LV=self._model.logits(hidden_LE).numpy()) if batch.num_logits else None
 
     def _sample(self, batch_rows: BatchRows, scores: Scores, result: step_pb2.StepResult) -> StepTokens:
         rows, rows_N, drafts_N = self._rows, batch_rows.rows_N, batch_rows.num_drafts_N

@@ -168,10 +168,11 @@ class GpuDraftExecutor:
         self._model, self.backend, self._vocab_size = model, model.backend, vocab_size
         model.reserve(max_tokens=max_tokens, max_rows=max_rows, max_context=max_context)
 
-    def forward(self, batch: InputBatch, kv_cache: KVCache) -> Residual:
+    def wanted(self, batch: InputBatch, kv_cache: KVCache) -> Residual:
+        """Computes all tokens. Returns the hidden states of the batch's logit_indices."""
         device = self.backend.device
         starts_S = torch.from_numpy(batch.query_starts)
-        return self._model.forward(
+        hidden_TE = self._model.forward(
             GpuBatch(
                 token_ids_T=batch.token_ids_T.to(device, torch.int32),
                 positions_T=batch.positions_T.to(device, torch.int32),
@@ -184,6 +185,7 @@ class GpuDraftExecutor:
             ),
             kv_cache,
         )
+        return hidden_TE[batch.logit_indices.to(device)]
 
     def logits(self, hidden: Residual) -> torch.Tensor:
         """Returns float32 logits [S, V] on the host."""
@@ -194,8 +196,7 @@ class GpuDraftExecutor:
         on the host; the logit is not finite if one of the position is not."""
         from kernels.sampling.triton import greedy  # imports Triton
 
-        hidden_TE = self.forward(batch, kv_cache)
-        ids_L, largest_L = greedy(self._logits(hidden_TE[batch.logit_indices.to(self.backend.device)]))
+        ids_L, largest_L = greedy(self._logits(self.wanted(batch, kv_cache)))
         return ids_L.long().cpu(), largest_L.cpu()
 
     def _logits(self, hidden: Residual) -> torch.Tensor:

@@ -15,7 +15,7 @@ from kernels.elementwise.silu_mul import multiply_by_sigmoid_
 from kernels.kv_cache.layout import KVScales
 from kernels.kv_cache.write import RopeCacheWrite
 from kernels.linear import PackedLinear, Stream
-from worker.layers.forward_context import Workspace, current
+from worker.layers.forward_context import WantedRows, Workspace, current
 from worker.layers.kv_cache import LocalHeads
 from worker.layers.linear import linear_shapes, load_linear
 from worker.layers.norm import Norm
@@ -195,10 +195,34 @@ class Attention:
         inputs_TI: what q, k and v are projected from instead, as it is; for layers without a norm."""
         if not len(x_TE):
             return
-        context, num_tokens = current(), len(x_TE)
-        cache, take = context.kv_cache.of_layer(self._layer), context.workspace.take
+        context = current()
         assert inputs_TI is None or not self._has_norm
         inputs = x_TE if self._has_norm else unnormed(x_TE, self._dtype) if inputs_TI is None else inputs_TI
+        q_THD = self._queries(inputs, len(x_TE))
+        o_TF = context.between_graphs(partial(self._attend, q_THD)).flatten(1)
+        if self._gate is not None:
+            gates_TF = self._gate(inputs, out=context.workspace.take("gates", len(x_TE), self._gate.num_outputs))
+            multiply_by_sigmoid_(o_TF, gates_TF, self._kernels)
+        self._project_(x_TE, o_TF)
+
+    def add_wanted_to_(self, x_TE: torch.Tensor, wanted: WantedRows) -> torch.Tensor:
+        """Like add_to_, on a CPU, for the wanted tokens alone, whose stream it returns, in other memory. Writes the KV
+        of all. Not for models that gate attention."""
+        assert self._gate is None
+        take = current().workspace.take
+        q_THD = self._queries(x_TE if self._has_norm else unnormed(x_TE, self._dtype), len(x_TE))
+        wanted.go_on()
+        if not len(wanted):
+            return x_TE[:0]
+        o_TF = self._attend(q_THD).flatten(1)
+        x_LE, o_LF = wanted.of("wanted stream", x_TE, take), wanted.of("wanted heads", o_TF, take)
+        self._project_(x_LE, o_LF)
+        return x_LE
+
+    def _queries(self, inputs: Stream, num_tokens: int) -> torch.Tensor:
+        """Projects q, k and v, and writes the tokens' KV. Returns q_THD."""
+        context = current()
+        cache, take = context.kv_cache.of_layer(self._layer), context.workspace.take
         qkv_TF = self._qkv(inputs, out=take("qkv", num_tokens, self._qkv.num_outputs))
         for norm in self._projection_norms:
             norm.norm_(qkv_TF)
@@ -206,11 +230,11 @@ class Attention:
         if self._has_temperature:
             assert context.query_temperature_T is not None
             heat_(q_THD, context.query_temperature_T)
-        o_THD = context.between_graphs(partial(self._attend, q_THD))
-        if self._gate is not None:
-            gates_TF = self._gate(inputs, out=take("gates", num_tokens, self._gate.num_outputs))
-            multiply_by_sigmoid_(o_THD.flatten(1), gates_TF, self._kernels)
-        add_sum_of_ranks_(x_TE, lambda part_TE: self._o.add_to_(part_TE, o_THD.flatten(1)), self._added_norm)
+        return q_THD
+
+    def _project_(self, x_TE: Stream, o_TF: torch.Tensor) -> None:
+        """Adds the output projection to the stream, in place."""
+        add_sum_of_ranks_(x_TE, lambda part_TE: self._o.add_to_(part_TE, o_TF), self._added_norm)
 
     def _attend(self, q_THD: torch.Tensor) -> torch.Tensor:
         context = current()

@@ -18,6 +18,7 @@ from kernels.attention.recurrent import RecurrentStep
 from kernels.backend import Backend
 from kernels.elementwise.embedding.torch_cpu import embedding
 from kernels.linear import Residual, Stream
+from kernels.native.library import NativeKernels
 from worker.layers.kv_cache import KVCache
 from worker.model_config import AttentionSpan, ExpertsConfig
 from worker.parallel.groups import Group, Groups
@@ -155,6 +156,30 @@ class EmbeddedInputs:
         x_TE[self.places_M] = self.embeddings_ME.to(x_TE.dtype) / divisor
 
 
+class WantedRows:
+    """The tokens of a step on a CPU whose hidden states are wanted after the last layer, such as the last one of each
+    prompt. Of all others, that layer computes what goes into the KV cache, and no more."""
+
+    def __init__(self, places: np.ndarray, count: np.ndarray, kernels: NativeKernels | None) -> None:
+        """places: int64, with room for any step's tokens, of which the first count[0] (int64) are wanted. Replays of a
+        recorded step read both."""
+        self._places, self._count, self._kernels = places, count, kernels
+
+    def __len__(self) -> int:
+        return int(self._count[0])
+
+    def go_on(self) -> None:
+        """Calls after this one are for the wanted tokens alone."""
+        if self._kernels is not None:
+            self._kernels.go_on_with(self._count.ctypes.data)
+
+    def of(self, name: str, x_TN: torch.Tensor, take: Take) -> torch.Tensor:
+        """Returns a copy of the wanted tokens' rows, float32 [L, N]. name: of its buffer in the workspace."""
+        out_LN = take(name, len(self), x_TN.shape[1], dtype=torch.float32)
+        # A gather: a call to a kernel, so that a recorded step gathers, too.
+        return embedding(torch.from_numpy(self._places[: len(self)]), x_TN, self._kernels, out=out_LN)
+
+
 Attend = Callable[[], torch.Tensor]
 
 
@@ -205,6 +230,8 @@ class ForwardContext:
     recurrent_step: RecurrentStep | None = None
     # None: the embeddings of all tokens are the model's.
     embedded: EmbeddedInputs | None = None
+    # None: all tokens' hidden states are wanted. Only for models that narrow (Model.narrows).
+    wanted: WantedRows | None = None
 
     def keep_states(self, layer: int, x_TE: Stream) -> None:
         """See KeptStates.keep."""

@@ -10,9 +10,9 @@ import torch
 
 from kernels.backend import Backend
 from kernels.linear import Stream
-from worker.layers.attention import QueryTemperature
+from worker.layers.attention import Attention, QueryTemperature
 from worker.layers.embedding import Embedding
-from worker.layers.forward_context import current
+from worker.layers.forward_context import WantedRows, current
 from worker.layers.head import OutputHead
 from worker.layers.linear import load_head
 from worker.layers.rotary import Rotary
@@ -46,6 +46,18 @@ class Block:
         # The first linear layer of each computes the norm, the last one the sum.
         self._attention.add_to_(x_TE)  # x = x + attention(norm(x))
         self._mlp.add_to_(x_TE)  # x = x + mlp(norm(x))
+
+    @property
+    def narrows(self) -> bool:
+        """True if it has `add_wanted_to_`."""
+        return isinstance(self._attention, Attention)
+
+    def add_wanted_to_(self, x_TE: torch.Tensor, wanted: WantedRows) -> torch.Tensor:
+        """Like add_to_, on a CPU, but returns the stream of the wanted tokens alone, in other memory."""
+        assert isinstance(self._attention, Attention)
+        x_LE = self._attention.add_wanted_to_(x_TE, wanted)
+        self._mlp.add_to_(x_LE)
+        return x_LE
 
 
 class Model(ABC):
@@ -85,14 +97,19 @@ class Model(ABC):
     def weight_bytes(self) -> int:
         """Bytes that embeddings and linear layers take in memory."""
 
+    @property
+    def narrows(self) -> bool:
+        """True if `forward` goes by ForwardContext.wanted."""
+        return False
+
     def rows_for(self, num_tokens: int) -> int:
         """Returns how many rows of the workspace a step of num_tokens tokens takes."""
         return num_tokens
 
     @abstractmethod
     def forward(self, token_ids_T: torch.Tensor) -> Stream:
-        """Returns the hidden states after this stage's last layer: the workspace's "residual". Called within a
-        ForwardContext."""
+        """Returns the hidden states after this stage's last layer: the workspace's "residual", or, if the context says
+        which tokens are wanted, theirs alone, in its "wanted stream". Called within a ForwardContext."""
 
 
 class Decoder(Model):
@@ -149,6 +166,11 @@ class Decoder(Model):
         return not has_own_calls and not config.attention_gate and backend.shard.size == 1
 
     @property
+    def narrows(self) -> bool:
+        last = self._layers[-1] if self._layers else None
+        return self.is_recordable and self._head is not None and isinstance(last, Block) and last.narrows
+
+    @property
     def embedding(self) -> Embedding | None:
         return self._embed
 
@@ -175,7 +197,12 @@ class Decoder(Model):
             x_TE = workspace.take("residual", len(token_ids_T), self.config.hidden_size, dtype=torch.float32)
         for number, layer in enumerate(self._layers, self._first_layer):
             context.keep_states(number, x_TE)
-            layer.add_to_(x_TE)
+            if context.wanted is not None and layer is self._layers[-1]:
+                assert isinstance(layer, Block)
+                assert isinstance(x_TE, torch.Tensor)
+                x_TE = layer.add_wanted_to_(x_TE, context.wanted)
+            else:
+                layer.add_to_(x_TE)
         context.keep_states(self._first_layer + len(self._layers), x_TE)
         return x_TE
 

@@ -29,7 +29,7 @@ class InputBatch:
         """max_blocks: the most blocks of a row. has_axes: the model's positions have three axes (M-RoPE)."""
         self.max_tokens, self.max_rows, self.max_blocks = max_tokens, max_rows, max_blocks
         # Entries of the arrays that this step uses. Pages of the arrays cost memory only once they are written.
-        self.num_tokens = self.num_rows = self.num_blocks = self.num_logits = 0
+        self.num_tokens = self.num_rows = self.num_blocks = 0
         # Tokens of the step at each replica that computes it, including this one; empty: there is no other replica.
         self.num_tokens_D: Sequence[int] = ()
         self.token_ids = np.zeros(max_tokens, np.int64)
@@ -46,6 +46,7 @@ class InputBatch:
         self.context_lens = np.zeros(max_rows, np.int32)
         self.block_tables = np.zeros((max_rows, max_blocks), np.int32)
         self.logit_places = np.zeros(max_tokens, np.int64)
+        self.logit_count = np.zeros(1, np.int64)
 
     @classmethod
     def of(
@@ -94,6 +95,14 @@ class InputBatch:
         self.context_lens[: self.num_rows] = context_lens_S
         self.block_tables[: self.num_rows, : self.num_blocks] = block_tables_SB
         self.logit_places[: self.num_logits] = logit_indices
+
+    @property
+    def num_logits(self) -> int:
+        return int(self.logit_count[0])
+
+    @num_logits.setter
+    def num_logits(self, count: int) -> None:
+        self.logit_count[0] = count
 
     @property
     def token_ids_T(self) -> torch.Tensor:

@@ -104,6 +104,24 @@ def test_recorded_calls_compute_again_from_what_is_there_then(kernels: NativeKer
         assert bool((y[num_rows:] == 7).all())
 
 
+def test_a_recording_goes_on_with_fewer_tokens(kernels: NativeKernels) -> None:
+    first, second = _layer(kernels, 96), _layer(kernels)
+    x = torch.randn(9, 96, generator=torch.Generator().manual_seed(3))
+    between, y, count = torch.empty(9, 96), torch.empty(9, 640), torch.tensor([2])
+    with kernels.recording() as recording:
+        first(x, out=between)
+        kernels.go_on_with(count.data_ptr())
+        second(between[:2], out=y[:2])
+    for num_left in (5, 0, 1):
+        count.fill_(num_left)
+        between.fill_(7)
+        y.fill_(7)
+        kernels.replay(recording, 8)
+        assert torch.equal(between[:8], first(x[:8]))
+        assert torch.equal(y[:num_left], second(between[:num_left]))
+        assert bool((y[num_left:] == 7).all())
+
+
 def test_what_calls_take_is_counted_replayed_or_not(kernels: NativeKernels) -> None:
     layer, x, y = _layer(kernels), torch.ones(4, 96), torch.empty(4, 640)
     with kernels.recording() as recording:

@@ -33,13 +33,14 @@ class ModelRun:
     num_blocks: int = 256
     groups: Groups = field(default_factory=Groups)
     kept_layers: Sequence[int] = ()
+    keeps_states: bool = False
     executor: CpuExecutor = field(init=False)
     _free: list[int] = field(init=False)
     # One for all steps, as in a runner: a recording made in one step is replayed in the next.
     _batch: InputBatch = field(init=False)
 
     def __post_init__(self) -> None:
-        self.executor = CpuExecutor(self.loaded.model, self.groups, self.kept_layers)
+        self.executor = CpuExecutor(self.loaded.model, self.groups, self.kept_layers, keeps_states=self.keeps_states)
         backend = replace(self.loaded.model.backend, kv_cache_dtype=self.dtype)
         self.kv_cache = KVCache(
             self.loaded.config, num_blocks=self.num_blocks, block_size=self.block_size, backend=backend
@@ -64,8 +65,21 @@ class ModelRun:
         self._schedule(scheduled, last_only=last_only)
         self._batch.num_tokens_D = num_tokens_D
         with torch.inference_mode():
-            hidden_TE = self.executor.forward(self._batch, self.kv_cache)
-            return self.executor.logits(hidden_TE[self._batch.logit_indices])
+            compute = self.executor.wanted if last_only else self.executor.forward
+            return self.executor.logits(compute(self._batch, self.kv_cache))
+
+    def wanted_step(
+        self, scheduled: Sequence[tuple[Row, int]], places: Sequence[int], *, is_greedy: bool = False
+    ) -> torch.Tensor:
+        """As `step`, but returns logits [L, V] of the tokens at these places alone; if is_greedy, the likeliest tokens
+        after them, int64 [L]."""
+        self._schedule(scheduled, last_only=True)
+        self._batch.num_logits = len(places)
+        self._batch.logit_places[: len(places)] = places
+        with torch.inference_mode():
+            if is_greedy:
+                return self.executor.greedy(self._batch, self.kv_cache)[0].clone()
+            return self.executor.logits(self.executor.wanted(self._batch, self.kv_cache))
 
     def hidden_states(self, scheduled: Sequence[tuple[Row, int]]) -> torch.Tensor:
         """As `step`, but returns the hidden states for the next stage or for all logits, [T, E]. Valid until the next

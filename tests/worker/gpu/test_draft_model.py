@@ -12,7 +12,6 @@ from tests.fakes.fake_model import VOCAB_SIZE
 from tests.fakes.fake_runner import fake_runner
 from tests.fakes.gpu.fake_gpu_runner import fake_gpu_runner
 from tests.fakes.gpu.gpu_model import FakeGpuModel, fake_kv_cache
-from tests.support.gpu.gpu import DEVICE
 from tests.support.gpu.small_llama import VOCABULARY, small_llama
 from tests.support.scheduler.costs import FREE
 from tests.support.scheduler.generate import Asked, Generated, generate
@@ -91,7 +90,7 @@ def test_a_pass_gives_the_tokens_of_its_logits() -> None:
     )  # fmt: skip
     with torch.inference_mode():
         ids_L, largest_L = executor.greedy(batch, kv_cache)
-        logits_LV = executor.logits(executor.forward(batch, kv_cache)[batch.logit_indices.to(DEVICE)])
+        logits_LV = executor.logits(executor.wanted(batch, kv_cache))
     assert logits_LV.shape == (1, VOCABULARY)
     assert ids_L.tolist() == logits_LV.argmax(1).tolist()
     assert largest_L.tolist() == logits_LV.amax(1).tolist()

@@ -75,6 +75,25 @@ def test_batches(loaded: LoadedModel, prompt: list[int], whole: torch.Tensor) ->
     assert torch.equal(torch.cat(got), whole)
 
 
+@pytest.mark.parametrize("is_greedy", [False, True], ids=["logits", "greedy"])
+def test_tokens_of_which_nothing_is_wanted(
+    loaded: LoadedModel, prompt: list[int], whole: torch.Tensor, is_greedy: bool
+) -> None:
+    """The last layer computes only what is wanted: in some steps all tokens, in some a few, in some none."""
+    run = _run(loaded)
+    row, others = run.row(prompt, LENGTH), [run.row(_words(90, seed), 90) for seed in range(2, 4)]
+    # Tokens of the row in each step, those of the others before it, and the wanted places among the row's.
+    steps = [(30, 0, []), (1, 0, [0]), (70, 5, [3, 40, 69]), (40, 1, []), (1, 2, [0]), (8, 0, [*range(8)])]
+    done = 0
+    for count, before, places in steps:
+        scheduled = [(other, before) for other in others if before]
+        first = len(scheduled) * before
+        got = run.wanted_step([*scheduled, (row, count)], [first + place for place in places], is_greedy=is_greedy)
+        expected_LV = whole[[done + place for place in places]]
+        assert torch.equal(got, expected_LV.argmax(1) if is_greedy else expected_LV)
+        done += count
+
+
 def test_prefix_hits(loaded: LoadedModel, prompt: list[int], whole: torch.Tensor) -> None:
     """Blocks that another row wrote in chunks hold the same KV."""
     run = _run(loaded)

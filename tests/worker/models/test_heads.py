@@ -26,7 +26,7 @@ class HeadRun:
     """A head beside its target, over the same blocks."""
 
     def __init__(self, target: Target, head: Head) -> None:
-        self.run = ModelRun(target.loaded, kept_layers=head.config.kept_layers)
+        self.run = ModelRun(target.loaded, kept_layers=head.config.kept_layers, keeps_states=True)
         self.head = CpuHead(head)
         self.cache = self.head.new_cache(num_blocks=self.run.num_blocks, block_size=self.run.block_size)
         for layer in self.cache.layers:

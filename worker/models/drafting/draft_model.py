@@ -47,8 +47,8 @@ class DraftExecutor(Protocol):
 
     backend: Backend
 
-    def forward(self, batch: InputBatch, kv_cache: KVCache, /) -> Any:
-        """Writes the KV of the batch's tokens, and returns their hidden states, to be indexed by tokens."""
+    def wanted(self, batch: InputBatch, kv_cache: KVCache, /) -> Any:
+        """Writes the KV of the batch's tokens, and returns the hidden states of its logit_indices."""
         ...
 
     def logits(self, hidden: Any, /) -> torch.Tensor:
@@ -56,7 +56,7 @@ class DraftExecutor(Protocol):
         ...
 
     def greedy(self, batch: InputBatch, kv_cache: KVCache, /) -> tuple[torch.Tensor, torch.Tensor]:
-        """Replaces `forward`: the likeliest token after each of the batch's logit_indices, int64, and its logit."""
+        """Replaces `wanted`: the likeliest token after each of the batch's logit_indices, int64, and its logit."""
         ...
 
 
@@ -173,7 +173,7 @@ class DraftModel:
         self._progress.advance(rows_D, ends_D)
         if complete:
             return self._choose(complete)
-        self._model.forward(self._batch, self._kv_cache)
+        self._model.wanted(self._batch, self._kv_cache)
         return []
 
     def _fill(self, pieces: Sequence[tuple[_Row, int, int]], num_complete: int | None = None) -> None:
@@ -236,8 +236,7 @@ class DraftModel:
     def _draw(self, going: list[_Row], rows_D: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the draft of each row, -1 if no token is left, and which rows' logits are not finite."""
         kernels = self._model.backend.native
-        hidden_TE = self._model.forward(self._batch, self._kv_cache)
-        own_DV = self._model.logits(hidden_TE[self._batch.logit_indices]).numpy()
+        own_DV = self._model.logits(self._model.wanted(self._batch, self._kv_cache)).numpy()
         broken_D = np.array(~np.isfinite(own_DV).all(axis=1))
         logits_DV = own_DV
         if own_DV.shape[1] != self._rows.vocab_size:
