@@ -216,17 +216,15 @@ def op_floors(
             operations = 2.0 * count * linear.inputs * linear.outputs * (2 if linear.gated else 1)
             rate = next(peaks.operations[kind] for kind in _MULTIPLIED[linear.weights] if kind in peaks.operations)
             add(op_name(op, address), kernels.packed_bytes(address) / peaks.read, operations, rate)
-    config, name = loaded.config, op_name(Op.ATTENTION, 0)
-    num_bytes = (
-        2.0 * num_rows * context * config.num_layers * config.num_kv_heads * config.head_size * kv_dtype.itemsize
-    )
+    config = loaded.config
+    num_bytes = num_rows * context * config.num_layers * 2 * config.num_kv_heads * config.head_size * kv_dtype.itemsize
     # Queries and keys are multiplied in the type of the cache where a CPU can; e4m3 is widened to bfloat16.
     of_dtype = str(torch.bfloat16 if kv_dtype.itemsize == 1 else kv_dtype).removeprefix("torch.")
     kinds = f"{of_dtype}_tiles", of_dtype, "float32"
     rate = next(peaks.operations[kind] for kind in kinds if kind in peaks.operations)
     # A token does not see those behind it.
     seen = num_tokens * config.num_layers * (context - (tokens_per_row - 1) / 2)
-    add(name, num_bytes / peaks.read_blocks, seen * 4 * config.num_heads * config.head_size, rate)
+    add(op_name(Op.ATTENTION, 0), num_bytes / peaks.read_blocks, seen * 4 * config.num_heads * config.head_size, rate)
     return floors
 
 
