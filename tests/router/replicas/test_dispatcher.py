@@ -1,5 +1,6 @@
 """Placements of streams, without any network: what they do when replicas refuse, are lost or drain."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 
@@ -144,6 +145,7 @@ async def test_a_stream_that_had_begun_is_parked_and_goes_on_where_a_replica_com
     assert (cluster.num_parked, placement.is_parked, placement.is_placed) == (1, True, False)
     session = cluster.open(0, "two")
     cluster.replicas._changed()
+    await asyncio.sleep(0)  # on a busy machine one slice may not do it all
     assert (cluster.num_parked, placement.is_parked, placement.session) == (0, False, session)
     [message] = _sent(session)
     assert (list(message.submit.choices[0].output_token_ids), message.submit.attempt) == ([5, 5, 5], 1)
