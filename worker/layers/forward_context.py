@@ -158,7 +158,8 @@ class EmbeddedInputs:
 
 class WantedRows:
     """The tokens of a step on a CPU whose hidden states are wanted after the last layer, such as the last one of each
-    prompt. Of all others, that layer computes what goes into the KV cache, and no more."""
+    prompt. For all others that layer writes the KV; in steps that want any, it also computes their attention, but no
+    more."""
 
     def __init__(self, places: np.ndarray, count: np.ndarray, kernels: NativeKernels | None) -> None:
         """places: int64, with room for any step's tokens, of which the first count[0] (int64) are wanted. Replays of a
