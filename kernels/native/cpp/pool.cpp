@@ -26,7 +26,7 @@ constexpr int kSpins = 1500;
 constexpr int kLongSpins = 9000;
 // In the longer pause between two steps, routers and schedulers may need the core. A thread then yields it again and
 // again before it sleeps, for at most so long, and at most this part of the time that it has worked since the last such
-// pause. A thread that sleeps is woken late where a host has many virtual machines: see docs/architecture.md.
+// pause. Waking a thread takes time, on virtual machines perhaps more: see docs/architecture.md.
 constexpr std::chrono::microseconds kMostYielding{1000};
 constexpr int kYieldingPart = 4;
 constexpr uint64_t kClosed = 0xffffffff;  // a ticket's index while the next job is being written
