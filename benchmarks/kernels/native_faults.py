@@ -28,7 +28,7 @@ _FLOATS, _LINEAR = "tests/kernels/linear/test_linear.py", "tests/kernels/linear/
 _ATTENTION = "tests/kernels/attention/test_paged.py"
 _WRITE = "tests/kernels/kv_cache/test_write.py"
 _tiles = partial(Fault, path="kernels/linear/dots/tile_dots.h", test=_LINEAR)
-_attention = partial(Fault, path="kernels/attention/paged/amx_attention.h", test=_ATTENTION)
+_attention = partial(Fault, path="kernels/attention/paged/cpp/amx_attention.h", test=_ATTENTION)
 _write = partial(Fault, path="kernels/kv_cache/write/rope_cache_write.h", test=_WRITE)
 _floats = partial(Fault, path="kernels/linear/dots/bf16/tiles.h", test=_FLOATS)
 _short = partial(Fault, path="kernels/linear/dots/bf16/short_panels.h", test=_FLOATS)
@@ -184,13 +184,13 @@ FAULTS = (
     ),
     _attention(
         name="each block of a chunk is widened to the place of the first",
-        path="kernels/attention/paged/tile.h",
+        path="kernels/attention/paged/cpp/tile_blocks.h",
         old="i += tokens, keys += tokens * size, values += tokens * size) {",
         new="i += tokens, values += tokens * size) {",
     ),
     _attention(
         name="values are read without their scale",
-        path="kernels/attention/paged/tile.h",
+        path="kernels/attention/paged/cpp/tile.h",
         old="running.sums[r] / scores.value_scale",
         new="running.sums[r]",
     ),

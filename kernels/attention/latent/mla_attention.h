@@ -11,7 +11,7 @@
 
 #include "../../native/cpp/pool.h"
 #include "../../native/cpp/vec.h"
-#include "../paged/attention.h"
+#include "../paged/cpp/attention.h"
 
 namespace octavo {
 

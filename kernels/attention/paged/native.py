@@ -1,4 +1,4 @@
-"""Paged attention by the C++ kernel, attention.h and tile.h beside this file; work.h lists the items of a step.
+"""Paged attention by the C++ kernel, cpp/attention.h and cpp/tile.h; cpp/work.h lists the items of a step.
 
 Legend: S rows.
 """
@@ -13,7 +13,7 @@ from kernels.attention.plan import StepRows
 from kernels.kv_cache.layout import HeadShape, KVScales
 from kernels.native.library import NativeKernels
 
-# kSegment of step.h: the most keys that one item of a decode reads, so that several threads share a long
+# kSegment of cpp/step.h: the most keys that one item of a decode reads, so that several threads share a long
 # context.
 SEGMENT = 512
 # Query heads of an item. 6 fill the registers; 4 times as many share a chunk of keys in L1.
@@ -23,7 +23,7 @@ _ITEM, _SPLIT, _SHARER = 6, 4, 2
 
 
 class AttentionStepStruct(ctypes.Structure):
-    """`AttentionStep` of kernels/attention/paged/step.h."""
+    """`AttentionStep` of kernels/attention/paged/cpp/step.h."""
 
     _fields_ = (
         ("query_starts", c_void_p),
@@ -62,7 +62,7 @@ class NativeAttentionPlan:
 
     def reserve(self, *, num_queries: int, num_rows: int, context: int) -> None:
         """See `Planner.reserve`."""
-        # Memory that is never written costs nothing. For these bounds see work.h.
+        # Memory that is never written costs nothing. For these bounds see cpp/work.h.
         num_segments = context // SEGMENT
         num_items = num_queries + num_rows * (1 + num_segments)
         if num_items * _ITEM > len(self._items):

@@ -2,7 +2,7 @@
 // tiles; the rest is as with AVX512_BF16.
 #include "vec16.h"
 
-#include "../../attention/paged/amx_attention.h"
+#include "../../attention/paged/cpp/amx_attention.h"
 #include "../../linear/dots/dots_vnni.h"
 #include "../../linear/dots/bf16/dots_bf16.h"
 #include "../../linear/dots/tile_dots.h"

@@ -1,6 +1,6 @@
 // For CPUs with AVX2 and FMA. Linears of bf16 or quantized weights multiply integers (see dots_fixed.h and
 // dots_avx2.h); all other arithmetic is float32.
-#include "../../attention/paged/attention.h"
+#include "../../attention/paged/cpp/attention.h"
 #include "../../linear/dots/dots_avx2.h"
 #include "../../linear/dots/bf16/dots_fixed.h"
 #include "../../linear/linear.h"

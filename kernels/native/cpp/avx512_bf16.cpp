@@ -1,7 +1,7 @@
 // For CPUs with AVX512_BF16 and AVX512_VNNI. Factors of bf16 weights and KV are rounded to bf16; sums are float32.
 #include "vec16_bf16.h"
 
-#include "../../attention/paged/attention.h"
+#include "../../attention/paged/cpp/attention.h"
 #include "../../linear/dots/dots_vnni.h"
 #include "../../linear/dots/bf16/rounded_linear.h"
 

@@ -1,7 +1,7 @@
 // For CPUs with AVX512_VNNI but not AVX512_BF16. bf16 is widened in registers.
 #include "vec16.h"
 
-#include "../../attention/paged/attention.h"
+#include "../../attention/paged/cpp/attention.h"
 #include "../../linear/dots/bf16/short_linear.h"
 #include "../../linear/dots/dots_vnni.h"
 #include "../../linear/linear.h"

@@ -100,12 +100,37 @@ inline float sum(V8 v) {
     return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
 }
 
+// As that of V16: the larger numbers of two halves.
+inline V8 larger_half(V8 v) { return v; }
+
 inline float first(V8 v) { return _mm256_cvtss_f32(v.x); }
 
 inline float largest(V8 v) {
     __m128 a = _mm_max_ps(_mm256_castps256_ps128(v.x), _mm256_extractf128_ps(v.x, 1));
     a = _mm_max_ps(a, _mm_movehl_ps(a, a));
     return _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)));
+}
+
+// Combines the numbers within each of 8 vectors as sum() and largest() do: lane i of the result is that of v[i].
+template <class F>
+inline V8 combine_each(const V8 (&v)[8], F&& f) {
+    V8 fours[4], twos[2];
+    for (int i = 0; i < 4; i++) {
+        const __m256 a = v[i].x, b = v[i + 4].x;
+        fours[i] = f(V8{_mm256_permute2f128_ps(a, b, 0x20)}, V8{_mm256_permute2f128_ps(a, b, 0x31)});
+    }
+    for (int i = 0; i < 2; i++) {
+        const __m256d a = _mm256_castps_pd(fours[2 * i].x), b = _mm256_castps_pd(fours[2 * i + 1].x);
+        twos[i] = f(V8{_mm256_castpd_ps(_mm256_unpacklo_pd(a, b))}, V8{_mm256_castpd_ps(_mm256_unpackhi_pd(a, b))});
+    }
+    const __m256 a = twos[0].x, b = twos[1].x;
+    return f(V8{_mm256_shuffle_ps(a, b, 0x88)}, V8{_mm256_shuffle_ps(a, b, 0xdd)});
+}
+inline V8 sum_each(const V8 (&v)[8]) {
+    return combine_each(v, [](V8 a, V8 b) { return a + b; });
+}
+inline V8 largest_each(const V8 (&v)[8]) {
+    return combine_each(v, [](V8 a, V8 b) { return max(a, b); });
 }
 
 inline float smallest(V8 v) {

@@ -72,7 +72,8 @@ inline V8 low(V16 v) { return {_mm512_castps512_ps256(v.x)}; }
 inline V8 high(V16 v) { return {_mm512_extractf32x8_ps(v.x, 1)}; }
 inline V8 add_by_eights(V8 to, V16 v) { return to + low(v) + high(v); }
 inline float first(V16 v) { return first(low(v)); }
-inline float largest(V16 v) { return largest(max(low(v), high(v))); }
+inline V8 larger_half(V16 v) { return max(low(v), high(v)); }
+inline float largest(V16 v) { return largest(larger_half(v)); }
 
 inline V16 nearest(V16 x) {
     return {_mm512_roundscale_ps(x.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};

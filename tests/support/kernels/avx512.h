@@ -38,6 +38,14 @@ inline __m256i to_bf16(__m512 x) {
     return result;
 }
 
+// Rounds 32 numbers so, those of `low` first.
+inline __m512i to_bf16(__m512 high, __m512 low) {
+    const __m256i halves[2] = {to_bf16(low), to_bf16(high)};
+    __m512i result;
+    std::memcpy(&result, halves, sizeof halves);
+    return result;
+}
+
 // Keeps the low byte of each of 16 integers.
 inline __m128i to_bytes(__m512i x) {
     int32_t lanes[16];
@@ -60,6 +68,7 @@ inline int32_t sum(__m512i x) {
 
 #define _mm512_reduce_ps(x, rounding) emulated::reduce<(rounding)>(x)
 #define _mm512_cvtneps_pbh emulated::to_bf16
+#define _mm512_cvtne2ps_pbh emulated::to_bf16
 #define _mm512_cvtepi32_epi8 emulated::to_bytes
 #define _mm512_reduce_add_epi32 emulated::sum
 #define _mm512_testn_epi8_mask(x, y) _mm512_cmpeq_epi8_mask(_mm512_and_si512(x, y), _mm512_setzero_si512())

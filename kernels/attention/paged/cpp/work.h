@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "step.h"
-#include "../../native/cpp/pool.h"
+#include "../../../native/cpp/pool.h"
 
 namespace octavo {
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "../../native/cpp/pool.h"
+#include "../../../native/cpp/pool.h"
 #include "step.h"
 #include "tile.h"
 
@@ -25,10 +25,23 @@ void attention(const AttentionStep& step, const float* q, int64_t stride, const 
         return Running{start, start + group, start + 2 * group};
     };
     auto* sharers = reinterpret_cast<const Sharer*>(step.sharers);
-    parallel(step.num_items * step.kv_heads, [&](int64_t task) {
-        const Item& item = reinterpret_cast<const Item*>(step.items)[task / step.kv_heads];
+    auto* items = reinterpret_cast<const Item*>(step.items);
+    const int64_t tasks = step.num_items * step.kv_heads;
+    // Prefetches what the queries of a task that has its own ones have in an array of `apart` floats a token.
+    auto prefetch = [&](const float* array, int64_t apart, int64_t task) OCTAVO_INLINED {
+        const Item& item = items[task / step.kv_heads];
+        const int64_t token = step.query_starts[item.row] + item.first_query, own = group * size;
+        for (int64_t i = 0; item.partial == Item::kComplete && i < item.num_queries; i++) {
+            const float* place = array + (token + i) * apart + task % step.kv_heads * own;
+            for (int64_t n = 0; n < own; n += 16) _mm_prefetch(reinterpret_cast<const char*>(place + n), _MM_HINT_T1);
+        }
+    };
+    parallel(tasks, [&](int64_t task) {
+        const Item& item = items[task / step.kv_heads];
         const int64_t head = task % step.kv_heads;
         Tile tile(step, cache, scores, item, head);
+        if (task + 1 < tasks) prefetch(q, stride, task + 1);
+        prefetch(out, width, task);
         const Running& result = tile.compute(q, stride, item.first_segment, item.end_segment);
         if (item.partial == Item::kComplete) return tile.write(out, width);
         for (int64_t i = 0; i < item.num_queries; i++) {

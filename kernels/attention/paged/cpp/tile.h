@@ -11,20 +11,17 @@
 #include <cmath>
 #include <type_traits>
 
-#include "../../kv_cache/cache_layout.h"
-#include "../../native/cpp/accumulate.h"
-#include "../../native/cpp/e4m3.h"
-#include "../../native/cpp/pool.h"
-#include "../../native/cpp/unroll.h"
-#include "../../native/cpp/vec.h"
+#include "../../../native/cpp/accumulate.h"
+#include "../../../native/cpp/pool.h"
+#include "../../../native/cpp/unroll.h"
+#include "../../../native/cpp/vec.h"
 #include "step.h"
+#include "tile_blocks.h"
 
 namespace octavo {
 
-constexpr int64_t kChunk = 64;
-// Keys and values are prefetched into L2 alone: more lines can be on their way there. 64 rows with contexts of 192 take
-// 11.2 ms on a Zen 4, with prefetches into L1 15.4, and with none 13.2.
-constexpr _mm_hint kIntoL2 = _MM_HINT_T1;
+// Positions, at most, whose values are added up at once: they are in one block.
+constexpr int64_t kTokens = 16;
 // Vectors of a tile of R query heads. With 16 floats, 4 vectors are a chunk's scores, and 6 x 4 sums fit into the 32
 // registers. With 8 floats and the 3 heads per KV head of many models, 3 x 4 sums would spill (16 registers) and 3 x 2
 // would wait for each other.
@@ -35,7 +32,9 @@ constexpr int kVectors = V::W == 16 ? 4 : R == 3 ? 3 : kTileVectors<V, R>;
 // weights are rounded to before they multiply keys and values, as numbers of type T. Element: the type of the cache; if
 // it is another one than T, a chunk's keys and values are widened when the chunk begins.
 template <class Vector, class A, class Number, class Element = Number>
-class TileAttention {
+class TileAttention : protected TileBlocks<Vector, Number, Element> {
+    using Blocks = TileBlocks<Vector, Number, Element>;
+
 public:
     using V = Vector;
     using T = Number;
@@ -49,9 +48,7 @@ public:
 
     TileAttention(const AttentionStep& step, const Stored* cache, const Scores& scores, const Item& item,
                   int64_t kv_head)
-        : TileAttention(step, cache, scores, item, kv_head, kIsWidened ? kChunk * step.head_size : 0) {
-        key_stride_ = (kIsWidened ? std::min<int64_t>(step.block_size, kChunk) : step.block_size) * layout_.kPair;
-    }
+        : TileAttention(step, cache, scores, item, kv_head, kIsWidened ? kChunk * step.head_size : 0) {}
 
     // q: this step's queries, `stride` floats a token. Returns the unnormalized result, valid until the next call.
     const Running& compute(const float* q, int64_t stride, int64_t first_segment, int64_t end_segment) {
@@ -78,17 +75,16 @@ public:
     }
 
 protected:
-    static constexpr int W = V::W;
-    static constexpr bool kIsWidened = !std::is_same_v<T, Stored>;
+    using Blocks::W, Blocks::kIsWidened;
+    using Blocks::find, Blocks::key_stride_, Blocks::keys_, Blocks::kv_head_, Blocks::layout_, Blocks::next_keys_,
+        Blocks::step_, Blocks::values_;
 
     // extra: floats of memory for copies of keys and values, and for a derived class. There is room for a multiple of 16
     // rows.
     TileAttention(const AttentionStep& step, const Stored* cache, const Scores& scores, const Item& item,
                   int64_t kv_head, int64_t extra)
-        : step_(step), cache_(cache), how_(scores), layout_{step.kv_heads, step.head_size, step.block_size},
-          table_(step.block_tables + item.row * step.table_stride), kv_head_(kv_head),
-          group_(step.heads / step.kv_heads), rows_(item.num_queries * group_),
-          block_shift_(__builtin_ctz(step.block_size)) {
+        : Blocks(step, cache, item.row, kv_head), how_(scores), group_(step.heads / step.kv_heads),
+          rows_(item.num_queries * group_) {
         if (item.partial == Item::kShared) {
             sharers_ = reinterpret_cast<const Sharer*>(step.sharers) + item.first_query;
             end_ = item.end_segment * kSegment;
@@ -102,14 +98,16 @@ protected:
             begin_ = step.first_key(first_position_);
         }
         const int64_t size = step.head_size, room = (rows_ + 15) / 16 * 16;
-        extra_ = static_cast<float*>(scratch(kSlotTile, (extra + room * (3 * size + kChunk + 5)) * 4 + 64));
+        extra_ = static_cast<float*>(scratch(kSlotTile, (extra + room * (3 * size + kChunk + 16 + 6)) * 4));
         float* memory = extra_ + extra;
         queries_ = reinterpret_cast<A*>(memory);
         scores_ = memory + room * size;
-        part_ = {scores_ + room * (kChunk + 2 * size), nullptr, scores_ + room * kChunk};
+        most_ = scores_ + room * (kChunk + 2 * size);
+        part_ = {most_ + room * 16, nullptr, scores_ + room * kChunk};
         part_.sums = part_.maxima + room;
         whole_ = {part_.sums + room, part_.sums + 2 * room, part_.values + room * size};
         factors_ = part_.sums + 3 * room;
+        shifts_ = factors_ + room;
     }
 
     // add(base, count): adds positions [base, base + count) to part_, at most kSize of a segment.
@@ -147,15 +145,6 @@ protected:
     }
     static V store(V v, bf16* p) { return store_rounded(v, p); }
 
-    // Stores 2^x. Returns the stored value.
-    static V store_weight(V x, A* p) {
-        if constexpr (sizeof(A) == 2) {
-            return store_weights(x, p);
-        } else {
-            return store(exp2(x), p);
-        }
-    }
-
     // A row's weights take the place of its scores.
     A* weights(int64_t r) { return reinterpret_cast<A*>(scores_ + r * kChunk); }
 
@@ -168,104 +157,62 @@ protected:
     void load_queries(const float* q, int64_t stride) {
         const V scale = V::all(how_.scale * how_.unit());
         for (int64_t r = 0; r < rows_; r++) {
+            const float* from = q + place(r, stride);
             for (int64_t i = 0; i < step_.head_size; i += W) {
-                store(V::load(q + place(r, stride) + i) * scale, queries_ + r * step_.head_size + i);
+                store(V::load(from + i) * scale, queries_ + r * step_.head_size + i);
             }
         }
     }
 
     // Adds positions [base, base + count).
     void chunk(int64_t base, int64_t count) {
-        find(base, count);
-        for (int64_t r = 0; r < rows_; r += 6) as_constant<6>(std::min<int64_t>(6, rows_ - r), [&](auto rows) {
-            score<rows()>(r, count);
-        });
+        find(base, count, end_, reinterpret_cast<T*>(extra_));
+        for_rows([&](int64_t r, auto rows, auto fetches) { score<rows(), fetches()>(r, count); });
         weigh(base, count);
-        for (int64_t r = 0; r < rows_; r += 6) as_constant<6>(std::min<int64_t>(6, rows_ - r), [&](auto rows) {
-            add_values<rows()>(r, count);
-        });
+        for_rows([&](int64_t r, auto rows, auto fetches) { add_values<rows(), fetches()>(r, count); });
     }
 
-    // Finds the addresses of keys and values of each W positions of the chunk, and of the next chunk's keys.
-    void find(int64_t base, int64_t count) {
-        if constexpr (kIsWidened) {
-            widen_chunk(base, count);
-        } else {
-            for (int64_t v = 0; v < vectors_of(count); v++) {
-                const int64_t position = base + W * v, offset = position & (step_.block_size - 1);
-                keys_[v] = block_keys(position) + layout_.key(offset, 0);
-                values_[v] = block_keys(position) + layout_.part() + layout_.value(offset, 0);
-                next_keys_[v] = reinterpret_cast<const char*>(block_keys(std::min(position + kChunk, end_ - 1)));
-            }
+    // Calls f(r, rows, fetches), the last two constants, for each 6 rows. Of 6 rows the first alone prefetch.
+    template <class F>
+    void for_rows(F&& f) const {
+        for (int64_t r = 0; r < rows_; r += 6) {
+            as_constant<6>(std::min<int64_t>(6, rows_ - r), [&](auto rows) {
+                if (rows() == 6 && r > 0) return f(r, std::integral_constant<int, 6>{}, std::false_type{});
+                f(r, rows, std::true_type{});
+            });
         }
     }
 
-    // Widens a chunk's keys and values, each block's (or its part in the chunk) into one of its own layout, and prefetches
-    // the next chunk's.
-    void widen_chunk(int64_t base, int64_t count) {
-        const int64_t size = step_.head_size, tokens = key_stride_ / layout_.kPair;
-        T *keys = reinterpret_cast<T*>(extra_), *values = keys + kChunk * size;
-        for (int64_t i = 0; i < count; i += tokens, keys += tokens * size, values += tokens * size) {
-            widen_keys(base + i, tokens, keys, key_stride_);
-            widen_values(base + i, tokens, values);
-            prefetch_block(std::min(base + i + kChunk, end_ - 1), tokens);
-            for (int64_t t = 0; t < tokens; t += W) {
-                keys_[(i + t) / W] = keys + t * layout_.kPair;
-                values_[(i + t) / W] = values + t * size;
-                next_keys_[(i + t) / W] = reinterpret_cast<const char*>(keys);
-            }
-        }
-    }
-
-    // Widens the keys of `tokens` positions within a block; pairs go `stride` numbers apart.
-    void widen_keys(int64_t position, int64_t tokens, T* to, int64_t stride) const {
-        const int64_t offset = position & (step_.block_size - 1), pairs = step_.head_size / layout_.kPair;
-        const int64_t own = step_.block_size * layout_.kPair;
-        const Stored* from = block_keys(position) + layout_.key(offset, 0);
-        if (stride == own && tokens == step_.block_size) return widen(V{}, from, pairs * own, to);
-        for (int64_t i = 0; i < pairs; i++) widen(V{}, from + i * own, tokens * layout_.kPair, to + i * stride);
-    }
-
-    // Widens the values of `tokens` positions within a block.
-    void widen_values(int64_t position, int64_t tokens, T* to) const {
-        const int64_t offset = position & (step_.block_size - 1);
-        const Stored* from = block_keys(position) + layout_.part() + layout_.value(offset, 0);
-        widen(V{}, from, tokens * step_.head_size, to);
-    }
-
-    const Stored* block_keys(int64_t position) const {
-        return cache_ + layout_.keys(table_[position >> block_shift_], kv_head_);
-    }
-
-    // Prefetches keys and values of `tokens` positions within a block; from larger blocks, what lies around them.
-    void prefetch_block(int64_t position, int64_t tokens) const {
-        const char* place = reinterpret_cast<const char*>(block_keys(position));
-        const int64_t bytes = std::min<int64_t>(tokens, step_.block_size) * 2 * step_.head_size;
-        for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(place + i, kIntoL2);
-    }
-
-    // Computes scores, and prefetches the values of the same positions, which are needed next.
-    template <int R>
+    // Computes scores, and may prefetch the values of the same positions, which are needed next.
+    template <int R, bool kFetches>
     void score(int64_t r, int64_t count) {
         constexpr int N = kVectors<V, R>;
         const int64_t vectors = vectors_of(count), size = step_.head_size;
         for (int64_t first = 0; first < vectors; first += N) {
             V acc[R][N];
+            int64_t place[N];  // of the last vector, if there are fewer than N
             const T* b[N];
             const char* ahead[N];
-            for (int v = 0; v < N; v++) {
-                b[v] = keys_[std::min(first + v, vectors - 1)];
-                ahead[v] = reinterpret_cast<const char*>(values_[std::min(first + v, vectors - 1)]);
-                for (int i = 0; i < R; i++) acc[i][v] = V::zero();
-            }
+            unroll<N>([&](auto v) OCTAVO_INLINED {
+                place[v] = std::min<int64_t>(first + v, vectors - 1);
+                b[v] = keys_[place[v]];
+                ahead[v] = reinterpret_cast<const char*>(values_[place[v]]);
+                unroll<R>([&](auto i) OCTAVO_INLINED { acc[i][v] = V::zero(); });
+            });
             // W keys times the query, over D numbers or D / 2 pairs.
             accumulate(acc, queries_ + r * size, size, b, key_stride_, size, [&](int64_t k) {
-                if (kIsWidened) return;
-                for (const char* place : ahead) _mm_prefetch(place + k * W * 4, kIntoL2);
+                if (!kFetches || kIsWidened) return;
+                for (const char* values : ahead) _mm_prefetch(values + k * W * 4, kIntoL2);
             });
-            for (int v = 0; v < N && first + v < vectors; v++) {
-                for (int i = 0; i < R; i++) acc[i][v].store(scores_ + (r + i) * kChunk + (first + v) * W);
-            }
+            unroll<R>([&](auto i) OCTAVO_INLINED {
+                float* most = most_ + (r + i) * W;
+                V largest = first ? V::load(most) : acc[i][0];
+                unroll<N>([&](auto v) OCTAVO_INLINED {
+                    acc[i][v].store(scores_ + (r + i) * kChunk + place[v] * W);
+                    largest = max(largest, acc[i][v]);
+                });
+                largest.store(most);
+            });
         }
     }
 
@@ -281,28 +228,42 @@ protected:
     // rows wait for each other's nowhere.
     void weigh(int64_t base, int64_t count) {
         constexpr int64_t kFull = kChunk / W;
-        const int64_t vectors = vectors_of(count);
-        for (int64_t r = 0; r < rows_; r++) {
-            factors_[r] = std::max(part_.maxima[r], vectors == kFull ? maximum<kFull>(r, base, count, vectors)
-                                                                     : maximum<0>(r, base, count, vectors));
-        }
+        const int64_t vectors = vectors_of(count), last = first_position_ + (rows_ - 1) / group_;
+        const bool all_seen = count == kChunk && base + kChunk <= first_position_ + 1 && step_.first_key(last) <= base;
+        for_eights([&](int64_t r) OCTAVO_INLINED {
+            if (all_seen && how_.soft_cap <= 0) return larger_half(V::load(most_ + r * W));
+            return vectors == kFull ? maxima<kFull>(r, base, count, vectors) : maxima<0>(r, base, count, vectors);
+        }, [&](int64_t r, const V8 (&maxima)[8]) OCTAVO_INLINED {
+            max(V8::load(part_.maxima + r), largest_each(maxima)).store(shifts_ + r);
+        });
         for (int64_t r = 0; r < rows_; r += W) {
-            const V maxima = V::load(factors_ + r);
+            const V maxima = V::load(shifts_ + r), shifts = max(maxima, V::all(-kLargest));
             // A row that has seen nothing has sums of 0.
-            const V factors = exp2(V::load(part_.maxima + r) - max(maxima, V::all(-kLargest)));
+            exp2(V::load(part_.maxima + r) - shifts).store(factors_ + r);
             maxima.store(part_.maxima + r);
-            factors.store(factors_ + r);
+            shifts.store(shifts_ + r);
         }
-        for (int64_t r = 0; r < rows_; r++) {
-            const float total = vectors == kFull ? weigh_row<kFull>(r, vectors) : weigh_row<0>(r, vectors);
-            part_.sums[r] = std::fma(part_.sums[r], factors_[r], total);
+        for_eights([&](int64_t r) OCTAVO_INLINED {
+            return vectors == kFull ? weigh_row<kFull>(r, vectors) : weigh_row<0>(r, vectors);
+        }, [&](int64_t r, const V8 (&totals)[8]) OCTAVO_INLINED {
+            fma(V8::load(part_.sums + r), V8::load(factors_ + r), sum_each(totals)).store(part_.sums + r);
+        });
+    }
+
+    // Calls use(r, {row(r), ..., row(r + 7)}) for each 8 rows.
+    template <class Row, class Use>
+    OCTAVO_INLINED void for_eights(Row&& row, Use&& use) const {
+        for (int64_t r = 0; r < rows_; r += 8) {
+            V8 of_row[8];
+            for (int64_t i = 0; i < 8; i++) of_row[i] = r + i < rows_ ? row(r + i) : V8::zero();
+            use(r, of_row);
         }
     }
 
-    // The largest score of row r, once it is capped and those that the row does not see are kNothing. N: the number of
-    // vectors if it is known, or 0.
+    // The largest scores of row r, once they are capped and those that the row does not see are kNothing. N: the number
+    // of vectors if it is known, or 0.
     template <int N>
-    float maximum(int64_t r, int64_t base, int64_t count, int64_t vectors) {
+    V8 maxima(int64_t r, int64_t base, int64_t count, int64_t vectors) {
         if constexpr (N) vectors = N;
         const int64_t position = first_position_ + r / group_;
         const int64_t end = std::min(count, position + 1 - base);
@@ -315,72 +276,82 @@ protected:
         }
         V most = V::load(scores);
         for (int64_t v = 1; v < vectors; v++) most = max(most, V::load(scores + v * W));
-        return largest(most);
+        return larger_half(most);
     }
 
-    // Returns the sum of the weights of row r.
+    // Sums of the weights of row r.
     template <int N>
-    float weigh_row(int64_t r, int64_t vectors) {
+    OCTAVO_INLINED V8 weigh_row(int64_t r, int64_t vectors) {
         if constexpr (N) vectors = N;
         const float* scores = scores_ + r * kChunk;
-        const V maximum = V::all(std::max(part_.maxima[r], -kLargest));
-        V8 total = V8::zero();
-        for (int64_t v = 0; v < vectors; v++) {
-            total = add_by_eights(total, store_weight(V::load(scores + v * W) - maximum, weights(r) + v * W));
+        const V shift = V::all(shifts_[r]);
+        if constexpr (sizeof(A) == 2) {
+            V sums[16 / W] = {};
+            for (int64_t first = 0; first < vectors; first += 32 / W) {
+                V x[32 / W];
+                unroll<32 / W>([&](auto i) OCTAVO_INLINED {
+                    const int64_t v = first + i;
+                    x[i] = N || v < vectors ? V::load(scores + v * W) - shift : V::all(kNothing);
+                });
+                add_weights(x, weights(r) + first * W, sums);
+            }
+            return add_halves(sums);
+        } else {
+            V8 total = V8::zero();
+            for (int64_t v = 0; v < vectors; v++) {
+                total = add_by_eights(total, store(exp2(V::load(scores + v * W) - shift), weights(r) + v * W));
+            }
+            return total;
         }
-        return sum(total);
     }
 
-    // Adds weighted values, and prefetches the keys of the next chunk.
-    template <int R>
+    // Adds weighted values, and may prefetch the keys of the next chunk.
+    template <int R, bool kFetches>
     void add_values(int64_t r, int64_t count) {
         constexpr int N = kVectors<V, R>;
-        const int64_t size = step_.head_size, vectors = size / W, tokens = std::min<int64_t>(step_.block_size, 16);
         constexpr int64_t kShare = N * W * 4;  // bytes of keys to prefetch per number, or pair, of N vectors
+        const int64_t size = step_.head_size, vectors = size / W, tokens = std::min<int64_t>(step_.block_size, kTokens);
+        float* sums = part_.values + r * size;
         for (int64_t first = 0; first < vectors; first += N) {
             V acc[R][N];
-            for (int v = 0; v < N; v++) {
-                const int64_t column = W * std::min(first + v, vectors - 1);
-                for (int i = 0; i < R; i++) {
-                    acc[i][v] = V::load(part_.values + (r + i) * size + column) * V::all(factors_[r + i]);
-                }
-            }
-            for (int64_t done = 0; done < count; done += tokens) {
+            int64_t column[N];  // of the last vector, if there are fewer than N
+            unroll<N>([&](auto v) OCTAVO_INLINED {
+                column[v] = W * std::min<int64_t>(first + v, vectors - 1);
+                unroll<R>([&](auto i) OCTAVO_INLINED {
+                    acc[i][v] = V::load(sums + i * size + column[v]) * V::all(factors_[r + i]);
+                });
+            });
+            const auto add = [&](int64_t done, auto added) OCTAVO_INLINED {
                 const T* b[N];
-                for (int v = 0; v < N; v++) {
-                    b[v] = values_[done / W] + layout_.value(0, W * std::min(first + v, vectors - 1));
-                }
+                unroll<N>([&](auto v) OCTAVO_INLINED { b[v] = values_[done / W] + layout_.value(0, column[v]); });
                 const char* ahead = next_keys_[done / W] + first / N * (kShare * step_.block_size / layout_.kPair);
-                accumulate(acc, weights(r) + done, kChunk * sizeof(float) / sizeof(A), b, size * layout_.kPair,
-                           std::min(tokens, count - done), [&](int64_t k) {
-                               if (kIsWidened) return;
-                               for (int64_t i = 0; i < kShare; i += 64) {
-                                   _mm_prefetch(ahead + k * kShare + i, kIntoL2);
-                               }
+                accumulate(acc, weights(r) + done, kChunk * sizeof(float) / sizeof(A), b, size * layout_.kPair, added,
+                           [&](int64_t k) {
+                               if (!kFetches || kIsWidened) return;
+                               for (int64_t i = 0; i < kShare; i += 64) _mm_prefetch(ahead + k * kShare + i, kIntoL2);
                            });
+            };
+            int64_t done = 0;
+            for (; tokens == kTokens && done + kTokens <= count; done += kTokens) {
+                add(done, std::integral_constant<int64_t, kTokens>{});
             }
-            for (int v = 0; v < N && first + v < vectors; v++) {
-                for (int i = 0; i < R; i++) acc[i][v].store(part_.values + (r + i) * size + (first + v) * W);
-            }
+            for (; done < count; done += tokens) add(done, std::min(tokens, count - done));
+            unroll<R>([&](auto i) OCTAVO_INLINED {
+                unroll<N>([&](auto v) OCTAVO_INLINED { acc[i][v].store(sums + i * size + column[v]); });
+            });
         }
     }
 
-    const AttentionStep& step_;
-    const Stored* cache_;
     const Scores how_;
-    const CacheLayout<Stored> layout_;
-    const int32_t* table_;
-    const int64_t kv_head_, group_, rows_;
-    const int block_shift_;
+    const int64_t group_, rows_;
     const Sharer* sharers_ = nullptr;  // or the queries, instead of those from first_token_ on
     int64_t first_token_ = 0, first_position_, begin_, end_;  // begin, end: positions that any query sees
     float* extra_;
     A* queries_;
     float* scores_;
+    float* most_;     // [rows][W]: the largest of a row's scores in a chunk, for each lane
+    float* shifts_;   // by row: what is subtracted from its scores
     float* factors_;  // by row: what its sums so far are multiplied by in a chunk, as its maximum has grown
-    int64_t key_stride_ = 0;  // numbers between pairs of a key, or between its numbers
-    const T *keys_[kChunk / W], *values_[kChunk / W];
-    const char* next_keys_[kChunk / W];
     Running part_, whole_;
 };
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "../../native/cpp/vec.h"
+#include "../../../native/cpp/vec.h"
 
 namespace octavo {
 

@@ -10,9 +10,9 @@
 #include <atomic>
 #include <cstring>
 
-#include "../../native/cpp/amx.h"
-#include "../../native/cpp/unroll.h"
-#include "../../native/cpp/vec16_bf16.h"
+#include "../../../native/cpp/amx.h"
+#include "../../../native/cpp/unroll.h"
+#include "../../../native/cpp/vec16_bf16.h"
 #include "tile.h"
 
 namespace octavo {
@@ -210,7 +210,7 @@ private:
         });
         const float maximum = largest(max(max(most[0], most[1]), max(most[2], most[3])));
         each_group(from, to, [&](int64_t v, auto i) OCTAVO_INLINED {
-            total[i] = total[i] + store_weights(V16::load(scores + v * W) - V16::all(maximum), weights(r) + v * W);
+            total[i] = total[i] + store_as_bf16(weight(V16::load(scores + v * W) - V16::all(maximum)), weights(r) + v * W);
         });
         part_.maxima[r] = maximum;
         part_.sums[r] = sum(add_by_eights(V8::zero(), (total[0] + total[1]) + (total[2] + total[3])));
