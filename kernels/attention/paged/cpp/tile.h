@@ -77,7 +77,7 @@ public:
 protected:
     using Blocks::W, Blocks::kIsWidened;
     using Blocks::find, Blocks::key_stride_, Blocks::keys_, Blocks::kv_head_, Blocks::layout_, Blocks::next_keys_,
-        Blocks::step_, Blocks::values_;
+        Blocks::next_values_, Blocks::step_, Blocks::values_;
 
     // extra: floats of memory for copies of keys and values, and for a derived class. There is room for a multiple of 16
     // rows.
@@ -183,7 +183,7 @@ protected:
         }
     }
 
-    // Computes scores, and may prefetch the values of the same positions, which are needed next.
+    // Computes scores, and may prefetch what is needed next.
     template <int R, bool kFetches>
     void score(int64_t r, int64_t count) {
         constexpr int N = kVectors<V, R>;
@@ -196,13 +196,13 @@ protected:
             unroll<N>([&](auto v) OCTAVO_INLINED {
                 place[v] = std::min<int64_t>(first + v, vectors - 1);
                 b[v] = keys_[place[v]];
-                ahead[v] = reinterpret_cast<const char*>(values_[place[v]]);
+                ahead[v] = next_values_[place[v]];
                 unroll<R>([&](auto i) OCTAVO_INLINED { acc[i][v] = V::zero(); });
             });
             // W keys times the query, over D numbers or D / 2 pairs.
             accumulate(acc, queries_ + r * size, size, b, key_stride_, size, [&](int64_t k) {
-                if (!kFetches || kIsWidened) return;
-                for (const char* values : ahead) _mm_prefetch(values + k * W * 4, kIntoL2);
+                if (!kFetches) return;
+                for (const char* start : ahead) _mm_prefetch(start + k * W * 4, kIntoL2);
             });
             unroll<R>([&](auto i) OCTAVO_INLINED {
                 float* most = most_ + (r + i) * W;

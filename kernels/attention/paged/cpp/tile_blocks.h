@@ -34,8 +34,8 @@ protected:
           block_shift_(__builtin_ctz(step.block_size)),
           key_stride_((kIsWidened ? std::min<int64_t>(step.block_size, kChunk) : step.block_size) * layout_.kPair) {}
 
-    // Finds the addresses of keys and values of each W positions of a chunk, [base, base + count), and of the next chunk's
-    // keys. end: that of the context. memory: for those of a chunk, if they are widened.
+    // Finds the addresses of keys and values of each W positions of a chunk, [base, base + count), and of what is needed
+    // next. end: that of the context. memory: for those of a chunk, if they are widened.
     void find(int64_t base, int64_t count, int64_t end, T* memory) {
         if constexpr (kIsWidened) {
             widen_chunk(base, count, end, memory);
@@ -44,26 +44,32 @@ protected:
                 const int64_t position = base + W * v, offset = position & (step_.block_size - 1);
                 keys_[v] = block_keys(position) + layout_.key(offset, 0);
                 values_[v] = block_keys(position) + layout_.part() + layout_.value(offset, 0);
+                next_values_[v] = reinterpret_cast<const char*>(values_[v]);
                 next_keys_[v] = reinterpret_cast<const char*>(block_keys(std::min(position + kChunk, end - 1)));
             }
         }
     }
 
-    // Widens a chunk's keys and values, each block's (or its part in the chunk) into one of its own layout, and prefetches
-    // the next chunk's.
+    // Widens a chunk's keys and values, each block's (or its part in the chunk) into one of its own layout.
     void widen_chunk(int64_t base, int64_t count, int64_t end, T* keys) {
         const int64_t size = step_.head_size, tokens = key_stride_ / layout_.kPair;
         T* values = keys + kChunk * size;
         for (int64_t i = 0; i < count; i += tokens, keys += tokens * size, values += tokens * size) {
             widen_keys(base + i, tokens, keys, key_stride_);
             widen_values(base + i, tokens, values);
-            prefetch_block(std::min(base + i + kChunk, end - 1), tokens);
             for (int64_t t = 0; t < tokens; t += W) {
                 keys_[(i + t) / W] = keys + t * layout_.kPair;
                 values_[(i + t) / W] = values + t * size;
-                next_keys_[(i + t) / W] = reinterpret_cast<const char*>(keys);
+                const int64_t next = std::min(base + i + t + kChunk, end - 1) & -int64_t{W};
+                next_values_[(i + t) / W] = share(next);
             }
         }
+    }
+
+    // A part of a block as large as the keys and values of W positions, another one for each W positions in it.
+    const char* share(int64_t position) const {
+        const int64_t offset = position & (step_.block_size - 1);
+        return reinterpret_cast<const char*>(block_keys(position) + offset * 2 * step_.head_size);
     }
 
     // Widens the keys of `tokens` positions within a block; pairs go `stride` numbers apart.
@@ -86,14 +92,6 @@ protected:
         return cache_ + layout_.keys(table_[position >> block_shift_], kv_head_);
     }
 
-    // Prefetches keys and values of `tokens` positions within a block; from larger blocks, what lies around them.
-    // Inlined, for g++ 12 drops calls of a function that does no more than this.
-    OCTAVO_INLINED void prefetch_block(int64_t position, int64_t tokens) const {
-        const char* place = reinterpret_cast<const char*>(block_keys(position));
-        const int64_t bytes = std::min<int64_t>(tokens, step_.block_size) * 2 * step_.head_size;
-        for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(place + i, kIntoL2);
-    }
-
     const AttentionStep& step_;
     const Stored* cache_;
     const CacheLayout<Stored> layout_;
@@ -103,7 +101,9 @@ protected:
     int64_t key_stride_;  // numbers between pairs of a key, or between its numbers
     // Of each W positions of a chunk.
     const T *keys_[kChunk / W], *values_[kChunk / W];
-    const char* next_keys_[kChunk / W];
+    // What to prefetch with the scores of W positions: their values or, once those are widened, keys and values of the
+    // next chunk. And with their values: keys of the next chunk, if these are read in place.
+    const char *next_values_[kChunk / W], *next_keys_[kChunk / W];
 };
 
 }  // namespace octavo
