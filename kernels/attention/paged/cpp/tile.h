@@ -332,8 +332,10 @@ protected:
                            });
             };
             int64_t done = 0;
-            for (; tokens == kTokens && done + kTokens <= count; done += kTokens) {
-                add(done, std::integral_constant<int64_t, kTokens>{});
+            if constexpr (R == 6) {  // of prompts
+                for (; tokens == kTokens && done + kTokens <= count; done += kTokens) {
+                    add(done, std::integral_constant<int64_t, kTokens>{});
+                }
             }
             for (; done < count; done += tokens) add(done, std::min(tokens, count - done));
             unroll<R>([&](auto i) OCTAVO_INLINED {
