@@ -189,6 +189,12 @@ FAULTS = (
         new="i += tokens, values += tokens * size) {",
     ),
     _attention(
+        name="a row's largest score counts positions that it does not see",
+        path="kernels/attention/paged/cpp/tile.h",
+        old="if (all_seen && how_.soft_cap <= 0) return",
+        new="if (how_.soft_cap <= 0) return",
+    ),
+    _attention(
         name="values are read without their scale",
         path="kernels/attention/paged/cpp/tile.h",
         old="running.sums[r] / scores.value_scale",
