@@ -27,7 +27,8 @@ void attention(const AttentionStep& step, const float* q, int64_t stride, const 
     auto* sharers = reinterpret_cast<const Sharer*>(step.sharers);
     auto* items = reinterpret_cast<const Item*>(step.items);
     const int64_t tasks = step.num_items * step.kv_heads;
-    // Prefetches what the queries of a task that has its own ones have in an array of `apart` floats a token.
+    // Prefetches a task's queries, or where their results go, in an array of `apart` floats a token. Only of a task that
+    // computes its queries whole.
     auto prefetch = [&](const float* array, int64_t apart, int64_t task) OCTAVO_INLINED {
         const Item& item = items[task / step.kv_heads];
         const int64_t token = step.query_starts[item.row] + item.first_query, own = group * size;

@@ -324,7 +324,8 @@ protected:
             const auto add = [&](int64_t done, auto added) OCTAVO_INLINED {
                 const T* b[N];
                 unroll<N>([&](auto v) OCTAVO_INLINED { b[v] = values_[done / W] + layout_.value(0, column[v]); });
-                const char* ahead = next_keys_[done / W] + first / N * (kShare * step_.block_size / layout_.kPair);
+                const char* ahead =
+                    kIsWidened ? nullptr : next_keys_[done / W] + first / N * (kShare * step_.block_size / layout_.kPair);
                 accumulate(acc, weights(r) + done, kChunk * sizeof(float) / sizeof(A), b, size * layout_.kPair, added,
                            [&](int64_t k) {
                                if (!kFetches || kIsWidened) return;

@@ -66,7 +66,7 @@ protected:
         }
     }
 
-    // A part of a block as large as the keys and values of W positions, another one for each W positions in it.
+    // Where a part of a block begins that is as large as W positions' keys and values. The parts make up the block.
     const char* share(int64_t position) const {
         const int64_t offset = position & (step_.block_size - 1);
         return reinterpret_cast<const char*>(block_keys(position) + offset * 2 * step_.head_size);
@@ -99,10 +99,10 @@ protected:
     const int64_t kv_head_;
     const int block_shift_;
     int64_t key_stride_;  // numbers between pairs of a key, or between its numbers
-    // Of each W positions of a chunk.
+    // Where the keys and values of each W positions of a chunk lie.
     const T *keys_[kChunk / W], *values_[kChunk / W];
-    // What to prefetch with the scores of W positions: their values or, once those are widened, keys and values of the
-    // next chunk. And with their values: keys of the next chunk, if these are read in place.
+    // What is prefetched while scores are computed: a chunk's values, or the next chunk's keys and values if they are
+    // widened. Then, while values are added: the next chunk's keys; not set if they are widened.
     const char *next_values_[kChunk / W], *next_keys_[kChunk / W];
 };
 
