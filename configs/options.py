@@ -26,8 +26,8 @@ from configs.groups.speculation import SpeculationOptions
 class Options(
     LogOptions,
     NetworkOptions,
-    SpeculationOptions,
     SchedulingOptions,
+    SpeculationOptions,
     CacheOptions,
     MediaOptions,
     ModelOptions,

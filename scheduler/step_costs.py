@@ -1,4 +1,6 @@
-"""Measures what steps cost by their number of tokens, for the core, which decides by it how many drafts pay."""
+"""Measures what steps cost by their number of tokens: for the core, which decides by it how many drafts pay, and for
+the step loop, which plans the next step shortly before the workers need it.
+"""
 
 import math
 from dataclasses import dataclass
@@ -34,6 +36,11 @@ class _Bin:
     weight: float = 0.0
     # Those of the first steps, until there are enough.
     first: list[float] | None = None
+
+    @property
+    def least(self) -> float:
+        """The average, or the least of the first steps' times."""
+        return self.seconds or min(self.first or (0.0,))
 
     def note(self, num_tokens: int, seconds: float, *, of_drafter: bool = False) -> float:
         """Takes a time. Returns how many times the average it is, within bounds; 1 before there is one."""
@@ -83,10 +90,8 @@ class StepCostMeter:
         num_tokens = plan.num_tokens
         if num_tokens < 1 or not 0 <= drafting < seconds:
             return
-        bins, at_pace = self._steps, (seconds - drafting) / self._pace
-        if 2 * plan.num_prefill_tokens >= num_tokens:
-            bins = self._prefills
-        elif plan.has_drafts:
+        bins, at_pace = self._bins(plan), (seconds - drafting) / self._pace
+        if plan.has_drafts and bins is self._steps:
             self._compare(num_tokens, at_pace)
         factor = bins.setdefault(_bin_of(num_tokens), _Bin()).note(num_tokens, at_pace)
         self._num_without_drafts += 1
@@ -132,6 +137,26 @@ class StepCostMeter:
         if num_catching_up and has_caught_up and each.seconds and seconds > most * each.seconds:
             seconds = (seconds - most * each.seconds) / num_catching_up
             self._catch_up.note(num_catching_up, seconds, of_drafter=True)
+
+    def expect(self, plan: Plan) -> float:
+        """The seconds that a step should take, by the measured ones with the next fewer and more tokens. 0 if none was
+        measured."""
+        bins, num_tokens = self._bins(plan), max(1, plan.num_tokens)
+        number = _bin_of(num_tokens)
+        below = bins.get(max((each for each in bins if each <= number), default=-1))
+        above = bins.get(min((each for each in bins if each > number), default=-1))
+        if below is None or above is None:
+            nearest = above if below is None else below
+            if nearest is None:
+                return 0.0
+            # A token of prefills takes about as long in steps of any size, and a step of decodes at least as others.
+            times = num_tokens / nearest.num_tokens if bins is self._prefills else 1.0
+            return self._pace * nearest.least * times
+        share = (num_tokens - below.num_tokens) / (above.num_tokens - below.num_tokens)
+        return self._pace * (below.least + min(max(share, 0.0), 1.0) * (above.least - below.least))
+
+    def _bins(self, plan: Plan) -> dict[int, _Bin]:
+        return self._prefills if 2 * plan.num_prefill_tokens >= plan.num_tokens else self._steps
 
     def note_scheduling(self, seconds: float, *, has_drafts: bool) -> None:
         """Takes the scheduler's time for a step: its plan, and what the core makes of its result."""

@@ -43,9 +43,13 @@ def _check_worker_cpus(value: str) -> str:
 
 
 def default_steps_in_flight(before: dict[str, Any]) -> int:
-    """The default of max_steps_in_flight. before: the options resolved before it, which include all in this file."""
+    """The default of max_steps_in_flight. before: the options resolved before it, which include all in this file and
+    speculative_config."""
     num_stages = before.get("pipeline_parallel_size", 1)
-    return 1 if num_stages == 1 else min(num_stages + 1, MOST_STEPS_IN_FLIGHT)
+    # Drafts follow the last token, which a step in flight does not tell.
+    if num_stages == 1 and before.get("speculative_config") is not None:
+        return 1
+    return min(num_stages + 1, MOST_STEPS_IN_FLIGHT)
 
 
 class ParallelOptions(BaseModel):

@@ -91,8 +91,9 @@ class SchedulingOptions(BaseModel):
     max_steps_in_flight: int = option(
         SCHEDULING,
         default_steps_in_flight,
-        "Maximum number of planned steps without a result: 2 hides the scheduler's time behind the workers'. Default: "
-        "1, or the number of pipeline stages plus one if there are several, so that each stage has a step.",
+        "Maximum number of planned steps without a result. Default: pipeline stages plus one, which hides the "
+        "scheduler's time behind the workers'; 1 with speculative_config and one stage, as drafts need the last "
+        "result. Engines in one process (octavo.LLM) have 1.",
         ge=1,
         le=MOST_STEPS_IN_FLIGHT,
     )

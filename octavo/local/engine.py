@@ -234,5 +234,7 @@ def build_engine(options: Options) -> Engine:
     from worker.cpu.threads import prepare_threads
     from worker.process.build import build_runner
 
-    alone = options.model_copy(update={"data_parallel_size": 1})
-    return Engine(build_runner(alone, cores=prepare_threads(alone)), options)
+    # A CPU computes on the thread that plans: one more step in flight would be in vain at each end.
+    steps = {} if "max_steps_in_flight" in options.model_fields_set else {"max_steps_in_flight": 1}
+    alone = options.model_copy(update={"data_parallel_size": 1, **steps})
+    return Engine(build_runner(alone, cores=prepare_threads(alone)), alone)

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from scipy.optimize import nnls
 
+from configs.groups.parallel import default_steps_in_flight
 from configs.options import Options
 from octavo.plan.costs.fitted import Fitted, fit
 from octavo.plan.costs.hardware import Gpu, Interconnect
@@ -240,8 +241,8 @@ class GpuTarget:
         swap_blocks = int(options.swap_space * _GIB // block_bytes) if options.preemption_mode == "swap" else 0
         settings = core_settings(options, info, swap_blocks)
         if "max_steps_in_flight" not in options.model_fields_set:
-            # On GPUs the scheduler's time is worth hiding, and each stage needs its own step.
-            settings = replace(settings, max_steps_in_flight=setting.pipeline_parallel_size + 1)
+            given = {**dict(options), "pipeline_parallel_size": setting.pipeline_parallel_size}
+            settings = replace(settings, max_steps_in_flight=default_steps_in_flight(given))
         cost = Roofline(
             model=self.model,
             gpu=self.gpu,

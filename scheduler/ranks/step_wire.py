@@ -29,7 +29,8 @@ class StepClock:
 
     def __init__(self) -> None:
         self.totals = StepTotals()
-        self._sent: deque[tuple[Plan, float]] = deque()
+        # Plans, when they were sent, and the seconds that they should take.
+        self._sent: deque[tuple[Plan, float, float]] = deque()
         self._last_return = 0.0
 
     @property
@@ -45,13 +46,18 @@ class StepClock:
         since = max(self._sent[0][1], self._last_return)
         return now - since if awake is None else awake.seconds(since, now)
 
-    def send(self, plan: Plan, now: float) -> None:
-        self._sent.append((plan, now))
+    def left(self, now: float) -> float:
+        """Seconds until the steps in flight should have returned; 0 or less if they are late, or none are in flight."""
+        return sum(expected for _, _, expected in self._sent) - self.elapsed(now)
+
+    def send(self, plan: Plan, now: float, expected: float = 0.0) -> None:
+        """expected: the seconds that the step should take at least."""
+        self._sent.append((plan, now, expected))
 
     def finish(self, now: float) -> tuple[Plan, float]:
         """Records that the awaited step has returned. Returns its plan and the seconds that it took."""
         totals, seconds = self.totals, self.elapsed(now)
-        plan, _ = self._sent.popleft()
+        plan = self._sent.popleft()[0]
         totals.num_steps += 1
         totals.seconds += seconds
         totals.num_tokens += plan.num_tokens

@@ -1,6 +1,7 @@
 """The steps in flight: plans go to the workers, results come back to the core."""
 
 import logging
+import math
 import time
 
 from protos import step_pb2
@@ -17,9 +18,15 @@ from scheduler.telemetry.reports import Reports, warn_of_preemptions
 log = logging.getLogger("octavo.scheduler")
 
 
+# So long before the steps in flight should have returned, the next one is planned: its plan is then at the workers when
+# they need it, and has the requests that came until then. Without this, they would wait for one step more, and one of
+# prefills may take a second.
+_AHEAD_S = 0.01
+
+
 class StepPipeline:
-    """Keeps up to max_steps_in_flight steps in flight. In lockstep, a replica sends the steps of a wave even if it
-    computes nothing.
+    """Keeps up to max_steps_in_flight steps in flight: with one stage, the next one only when the workers soon need it.
+    In lockstep, a replica sends the steps of a wave even if it computes nothing.
 
     Failures of the workers are returned as events, which the caller must handle at once.
     """
@@ -85,17 +92,31 @@ class StepPipeline:
         events: list[Event] = []
         while core is not None and self._workers.is_ready and not events:
             began = time.monotonic()
+            if self._time_to_plan(core, began) > began:
+                break
             try:
                 plan = self._next_plan(core, began)
             except WaveError as error:
                 return self._workers.end_epoch(str(error))
             if plan is None:
                 break
-            self._clock.send(plan, began)
+            self._clock.send(plan, began, self._costs.expect(plan))
             events = self._workers.send_plan(self._codec.encode(plan))
             self._heartbeats.step = plan.step
             self._reports.note_sent(plan, began)
         return events
+
+    def next_check(self, now: float) -> float:
+        """When `schedule` may have a plan though nothing has happened."""
+        core = self._core
+        if core is None or core.num_steps_in_flight >= core.settings.max_steps_in_flight:
+            return math.inf
+        time_to_plan = self._time_to_plan(core, now)
+        return time_to_plan if time_to_plan > now else math.inf
+
+    def _time_to_plan(self, core: Core, now: float) -> float:
+        """When the next step is to be planned. Of several stages, the first one needs it as soon as may be."""
+        return now if core.settings.num_stages > 1 else now + self._clock.left(now) - _AHEAD_S
 
     def _next_plan(self, core: Core, now: float) -> Plan | None:
         """The next plan; None if nothing can run, or may not run yet. Raises WaveError."""

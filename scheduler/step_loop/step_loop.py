@@ -171,7 +171,7 @@ class StepLoop(threading.Thread):
         now = time.monotonic()
         self.watched.begin()
         while self._ending is None:
-            until = min(self._next_tick, workers.next_check(now))
+            until = min(self._next_tick, workers.next_check(now), self._pipeline.next_check(now))
             if lockstep is not None:
                 until = min(until, lockstep.next_check(now))
             ready = dict(poller.poll(max(0, math.ceil((until - now) * 1000))))

@@ -168,3 +168,23 @@ def test_a_drafter_that_seems_too_dear_is_tried_again() -> None:
     dearer = meter.take()
     assert dearer is not None
     assert dearer.draft_seconds[0] > 0.2
+
+
+def test_a_step_should_take_what_those_of_nearly_as_many_tokens_took() -> None:
+    meter = StepCostMeter()
+    prompts, longer = (Plan(step=1, decode_rows=np.zeros(0, np.uint16), chunks=[(0, each)]) for each in (400, 500))
+    assert meter.expect(plan(4)) == meter.expect(longer) == meter.expect(plan(0)) == 0.0
+    # One measurement says enough: who plans too late loses little.
+    meter.note(plan(4), 1.5)
+    assert meter.expect(plan(5)) == 1.5
+    for _ in range(20):
+        meter.note(plan(4), 1.0)
+        meter.note(plan(8), 2.0)
+        meter.note(prompts, 50.0)
+    expected = [meter.expect(plan(count)) for count in (3, 4, 7, 8, 30)]
+    assert expected == pytest.approx([1.0, 1.0, 1.75, 2.0, 2.0])
+    assert (meter.expect(prompts), meter.expect(longer)) == pytest.approx((50.0, 62.5))
+    # Other programs slow all steps down.
+    for _ in range(20):
+        meter.note(plan(8), 4.0)
+    assert meter.expect(plan(8)) == pytest.approx(4.0, rel=0.01)

@@ -247,8 +247,9 @@ async def test_only_requests_of_the_replica_whose_ranks_fail_are_blamed(tmp_path
 
 
 async def test_requests_that_wait_for_a_rank_of_another_replica_are_not_blamed(tmp_path: Path, log: Log) -> None:
-    # Nobody can tell in which replica a rank is stuck as long as it need not be started again.
-    options, gate = make_lockstep_options(tmp_path, step_timeout=0.25), Gate(first=3)
+    # Nobody can tell in which replica a rank is stuck as long as it need not be started again. A second step in flight
+    # would be of an epoch that has ended when the gate holds it.
+    options, gate = make_lockstep_options(tmp_path, step_timeout=0.25, max_steps_in_flight=1), Gate(first=3)
     async with running_replicas(options, with_workers=False) as (first, second):
         await first.start_worker(0)
         await second.start_worker(0, before_step=gate)
@@ -303,7 +304,7 @@ async def test_replicas_with_other_options_are_refused(tmp_path: Path) -> None:
         async with running_scheduler(other, 1) as second:
             cause = await asyncio.wait_for(second.wait(), TIMEOUT)
             assert cause == (
-                "replica 0 refuses this one: max_steps_in_flight is 3 at replica 1 but 1 at replica 0: "
+                "replica 0 refuses this one: max_steps_in_flight is 3 at replica 1 but 2 at replica 0: "
                 "give both the same"
             )
             assert second.step_loop.failed_for_good

@@ -6,7 +6,7 @@ import pytest
 
 from configs.options import Options
 from octavo.client.errors import InvalidRequest
-from octavo.local.engine import Engine
+from octavo.local.engine import Engine, build_engine
 from protos import inference_pb2 as pb
 from scheduler.core.messages import FinishReason
 from tests.fakes.fake_model import POISON
@@ -142,3 +142,20 @@ def test_the_parts_of_a_steps_time_lie_within_it() -> None:
     together(made)
     times = made.times
     assert 0 < times.scheduling + times.forward + times.sampling <= times.total
+
+
+@pytest.mark.parametrize(("given", "steps"), [({}, 1), ({"max_steps_in_flight": 3}, 3)], ids=str)
+def test_one_step_is_in_flight_in_one_process_unless_more_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], steps: int
+) -> None:
+    built: list[Options] = []
+
+    def build_runner(options: Options, **_: object) -> Runner:
+        built.append(options)
+        return fake_runner(num_blocks=64)
+
+    monkeypatch.setattr("worker.process.build.build_runner", build_runner)
+    monkeypatch.setattr("worker.cpu.threads.prepare_threads", lambda options: ())
+    made = build_engine(Options(block_size=8, data_parallel_size=2, **given))
+    assert [(each.max_steps_in_flight, each.data_parallel_size) for each in built] == [(steps, 1)]
+    assert len(together(made)) == len(PROMPTS)

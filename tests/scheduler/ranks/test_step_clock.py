@@ -26,6 +26,18 @@ def test_a_step_behind_another_begins_when_that_one_returns():
     assert (clock.awaited, clock.elapsed(99.0)) == (None, 0.0)
 
 
+def test_steps_in_flight_return_one_after_the_other():
+    clock = StepClock()
+    assert clock.left(50.0) == 0.0
+    clock.send(_plan(1), 10.0, 2.0)
+    assert clock.left(11.0) == 1.0
+    clock.send(_plan(2), 11.0, 3.0)
+    assert clock.left(11.0) == 4.0
+    clock.finish(11.5)
+    assert clock.left(12.0) == 2.5
+    assert clock.left(15.0) == -0.5
+
+
 def test_totals_leave_out_idle_times_and_steps_that_never_return():
     clock = StepClock()
     clock.send(_plan(1, num_decodes=3, context=40), 10.0)

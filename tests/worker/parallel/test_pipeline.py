@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from configs.groups.speculation import SpeculativeConfig
 from configs.options import Options
 from kernels.cpu_backend import cpu_backend
 from kernels.shard import Stage
@@ -317,4 +318,7 @@ def test_layers_of_stages() -> None:
         Options(pipeline_parallel_size=2, pipeline_layers=(NUM_LAYERS, 0))
     assert Options(pipeline_parallel_size=3, pipeline_layers=(1, 2, 1)).max_steps_in_flight == 4
     assert Options(pipeline_parallel_size=3, max_steps_in_flight=2).max_steps_in_flight == 2
-    assert Options().max_steps_in_flight == 1
+    assert Options().max_steps_in_flight == 2
+    drafts = SpeculativeConfig.model_validate({"method": "ngram"})
+    assert Options(speculative_config=drafts).max_steps_in_flight == 1
+    assert Options(speculative_config=drafts, pipeline_parallel_size=2).max_steps_in_flight == 3
