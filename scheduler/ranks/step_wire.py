@@ -51,7 +51,7 @@ class StepClock:
         return sum(expected for _, _, expected in self._sent) - self.elapsed(now)
 
     def send(self, plan: Plan, now: float, expected: float = 0.0) -> None:
-        """expected: the seconds that the step should take at least."""
+        """expected: the seconds that the step should take; 0 if that is not known."""
         self._sent.append((plan, now, expected))
 
     def finish(self, now: float) -> tuple[Plan, float]:

@@ -18,9 +18,9 @@ from scheduler.telemetry.reports import Reports, warn_of_preemptions
 log = logging.getLogger("octavo.scheduler")
 
 
-# So long before the steps in flight should have returned, the next one is planned: its plan is then at the workers when
-# they need it, and has the requests that came until then. Without this, they would wait for one step more, and one of
-# prefills may take a second.
+# The next step is planned this long before the steps in flight should have returned. So its plan is at the workers in
+# time. A plan made earlier would miss the requests that come meanwhile: they would wait for one step more, and a step
+# of prefills may take a second.
 _AHEAD_S = 0.01
 
 

@@ -99,7 +99,7 @@ async def test_a_step_behind_a_long_one_is_planned_when_that_one_is_nearly_done(
         group = await router.submit(PROMPT, max_tokens=16)
         await router.finish(group)
         assert router.tokens[group, 0] == HashModel().generate(PROMPT, 16)
-    # What steps take is known after a few. A plan may be late on a busy machine, but it is never early.
+    # After a few steps the scheduler knows how long they take. A busy machine may delay a plan; none comes early.
     after = [planned[step] - begun[step - 1] for step in range(8, 17)]
     assert statistics.median(after) > 0.05
 

@@ -101,8 +101,9 @@ protected:
     int64_t key_stride_;  // numbers between pairs of a key, or between its numbers
     // Where the keys and values of each W positions of a chunk lie.
     const T *keys_[kChunk / W], *values_[kChunk / W];
-    // What is prefetched while scores are computed: a chunk's values, or the next chunk's keys and values if they are
-    // widened. Then, while values are added: the next chunk's keys; not set if they are widened.
+    // Scores are computed while next_values_ are prefetched: this chunk's values. The values are added while next_keys_ are
+    // prefetched: the next chunk's keys. If keys and values are widened, next_values_ are both of the next chunk, and
+    // next_keys_ are not set.
     const char *next_values_[kChunk / W], *next_keys_[kChunk / W];
 };
 
