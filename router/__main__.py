@@ -24,7 +24,7 @@ from router.security.keys import Keys, KeysError
 from router.server import ProcessIndex, RouterServer
 from router.text.tokenizer import Tokenizer
 from runtime.model_files import ModelNotFoundError, resolve_model
-from runtime.process import end_process
+from runtime.process import end_process, most_connections, raise_open_files
 from runtime.progress.watchdog import Watchdog, watch_event_loop
 from runtime.security.tls import TlsError
 from runtime.telemetry.http_server import ObservabilityServer
@@ -63,6 +63,7 @@ def main(argv: list[str]) -> int:
         return EXIT_PERMANENT
     name = "router" if options.num_router_processes == 1 else f"router-{index}"
     configure_logging(name, options.log_level, options.log_format)
+    raise_open_files()
     try:
         asyncio.run(_serve(options, index))
     except (
@@ -88,7 +89,7 @@ async def _serve(options: Options, index: ProcessIndex) -> None:
         watchdog = watching.enter_context(watch_event_loop(options.hang_timeout))
         watching.enter_context(watch_lag(server.metrics.lag))
         http = _observe(options, index, server, watchdog)
-        gateway = _serve_http(options, index, server)
+        gateway = _serve_http(options, index, server, watchdog)
         log.info("listening on %s port %d", options.host, server.port)
         await signals.get()
         drain = asyncio.create_task(server.drain(None if gateway is None else gateway.leave))
@@ -123,7 +124,9 @@ def _count_signals() -> asyncio.Queue[int]:
     return received
 
 
-def _serve_http(options: Options, index: ProcessIndex, server: RouterServer) -> GatewayServer | None:
+def _serve_http(
+    options: Options, index: ProcessIndex, server: RouterServer, watchdog: Watchdog
+) -> GatewayServer | None:
     """Starts the HTTP gateway; None without http_port. Raises AddressError, StoreError."""
     if not options.http_port:
         if options.console:
@@ -146,7 +149,15 @@ def _serve_http(options: Options, index: ProcessIndex, server: RouterServer) -> 
         console=_console(options, server) if options.console else None,
     )
     port = options.router_http_port(index.router)
-    http = GatewayServer(gateway, options.host, port, server.tls, shares_port=index.shares_ports)
+    http = GatewayServer(
+        gateway,
+        options.host,
+        port,
+        server.tls,
+        shares_port=index.shares_ports,
+        max_connections=most_connections(options.max_connections),
+        is_overloaded=watchdog.is_overloaded,
+    )
     http.start()
     log.info("listening for HTTP on %s port %d", options.host, http.port)
     if options.console:

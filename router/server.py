@@ -22,6 +22,7 @@ from router.api import admin_service as admin
 from router.api.compat.services import add_services
 from router.api.inference_service import InferenceService
 from router.api.observer import Observer
+from router.api.open_streams import OpenStreams
 from router.api.operator import Operator
 from router.api.peer_server import PeerServer
 from router.api.receiving import Receiving
@@ -53,6 +54,7 @@ from router.telemetry.requests import RequestTelemetry
 from router.text.tokenizer import Tokenizer
 from router.text.tokenizer_pool import TokenizerPool
 from runtime.grpc_setup.server import add_reflection, is_loopback, why_not_bound
+from runtime.process import most_connections
 from runtime.security.renewal import Renewed
 from runtime.security.tls import TlsFiles, add_port
 from runtime.telemetry.metrics import exposed
@@ -81,6 +83,8 @@ SERVICE = DESCRIPTOR.services_by_name["Inference"].full_name
 _SERVING, _NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 # Time that ended streams get to tell their clients.
 _LAST_WORDS_S = 1.0
+# Time after which a connection without calls ends.
+_IDLE_MS = 600_000
 # Time for which a draining process refuses calls before it closes its port.
 _REFUSING_S = 0.25
 
@@ -217,6 +221,10 @@ class RouterServer:
                 # By default, beyond 1,000 pending calls, gRPC ends some with CANCELLED, which no client retries.
                 ("grpc.server.max_pending_requests", options.max_streams),
                 ("grpc.server.max_pending_requests_hard_limit", 2 * options.max_streams),
+                # Connections that nobody uses end, and clients make a new one at their next call.
+                ("grpc.max_allowed_incoming_connections", most_connections(options.max_connections)),
+                ("grpc.server_handshake_timeout_ms", 20_000),
+                ("grpc.max_connection_idle_ms", _IDLE_MS),
                 # Clients behind load balancers ping idle connections; the default takes that for an attack.
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
                 ("grpc.keepalive_permit_without_calls", 1),
@@ -308,7 +316,7 @@ class RouterServer:
         keys = [] if self.keys is None else [KeyInterceptor(self.keys)]
         options = self._options
         receiving = Receiving(max_message_bytes=options.max_message_bytes, max_total_bytes=options.max_bodies_bytes)
-        return [*tracing, *keys, receiving]
+        return [*tracing, *keys, OpenStreams(), receiving]
 
     def _on_replicas_change(self, replicas: ReplicaSet) -> None:
         serving = replicas.num_ready > 0 and not self.intake.draining

@@ -1,6 +1,8 @@
-"""Helpers of a process: its age, its end, and private directories."""
+"""Helpers of a process: its age, its end, its limits, and private directories."""
 
+import contextlib
 import os
+import resource
 import signal
 import stat
 import sys
@@ -28,6 +30,26 @@ def end_process(code: int) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     sys.exit(code)
+
+
+def raise_open_files() -> int:
+    """Raises the limit of open files to what the system allows this process. Returns the limit in force.
+
+    The usual soft limit of 1,024 is for programs that call select(); a router holds a descriptor for each connection.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        # macOS refuses "no limit".
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
+
+
+def most_connections(wanted: int) -> int:
+    """Returns how many connections of one kind a process may have: as many as are wanted, but at most three quarters of
+    its open files."""
+    return max(1, min(wanted, raise_open_files() * 3 // 4))
 
 
 def give_back_free_memory() -> None:

@@ -10,7 +10,7 @@ import runtime.grpc_setup.quiet  # noqa: F401 (before grpc)
 from configs.flags import own_number, parse_flags, usage
 from configs.load import ConfigError, load_options
 from configs.options import Options
-from runtime.process import end_process
+from runtime.process import end_process, raise_open_files
 from runtime.progress.watchdog import Watchdog, watch_event_loop
 from runtime.security.curve import CurveError
 from runtime.security.tls import TlsError
@@ -50,6 +50,7 @@ def main(argv: list[str]) -> int:
         print(f"scheduler: {error}", file=sys.stderr)
         return EXIT_PERMANENT
     configure_logging(f"scheduler-{replica}", options.log_level, options.log_format)
+    raise_open_files()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         return asyncio.run(_serve(options, replica))

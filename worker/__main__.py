@@ -16,7 +16,7 @@ from configs.load import ConfigError, load_options
 from configs.options import Options
 from protos import step_pb2
 from runtime.model_files import ModelNotFoundError, resolve_model
-from runtime.process import end_process, seconds_alive
+from runtime.process import end_process, raise_open_files, seconds_alive
 from runtime.progress.page import ProgressPage
 from runtime.progress.watchdog import Watchdog
 from runtime.security.curve import CurveError
@@ -55,6 +55,7 @@ def main(argv: list[str]) -> int:
         print(f"worker: {error}", file=sys.stderr)
         return EXIT_PERMANENT
     configure_logging(f"worker-{replica}.{rank}", options.log_level, options.log_format)
+    raise_open_files()
     status = WorkerStatus()
     metrics = WorkerMetrics(status.snapshot)
     progress = WorkerProgress(status, step_timeout=options.step_timeout, hang_timeout=options.hang_timeout)

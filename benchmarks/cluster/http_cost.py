@@ -20,15 +20,18 @@ import contextlib
 import json
 import math
 import os
+import ssl
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 
 from benchmarks.cluster.up import ROOT, serving
@@ -68,6 +71,9 @@ class Server:
     name: str
     router: psutil.Process | None
     apis: dict[str, Callable[[], Backend]]
+    # Its ports for gRPC and HTTP; 0: unknown.
+    port: int = 0
+    http_port: int = 0
 
 
 @dataclass(slots=True)
@@ -86,12 +92,13 @@ def _octavo(name: str, port: int, http_port: int, router: psutil.Process) -> Ser
         "completions": lambda: OpenAIBackend(url, is_chat=False, extra_body=_PLAIN),
         "chat": lambda: OpenAIBackend(url, is_chat=True, extra_body=_PLAIN),
     }
-    return Server(name, router, {_GRPC: lambda: GrpcBackend(f"127.0.0.1:{port}"), **apis})
+    return Server(name, router, {_GRPC: lambda: GrpcBackend(f"127.0.0.1:{port}"), **apis}, port, http_port)
 
 
 @contextlib.contextmanager
-def fake_cluster(name: str, source: Path) -> Iterator[Server]:
-    """Runs the router of a checkout over a scheduler that computes nothing."""
+def fake_cluster(name: str, source: Path, *flags: str, ca: Path | None = None) -> Iterator[Server]:
+    """Runs the router of a checkout over a scheduler that computes nothing. flags: more of the router's. ca: of its
+    certificate, if it has one."""
     cores = sorted(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         address, port, http_port = f"unix:{directory}/scheduler.sock", free_port(), free_port()
@@ -99,11 +106,24 @@ def fake_cluster(name: str, source: Path) -> Iterator[Server]:
         stack.enter_context(_process(scheduler, source, cores[1:] or cores))
         command = [
             *(sys.executable, "-m", "router", f"--port={port}", f"--http-port={http_port}", "--metrics-port=0"),
-            *(f"--scheduler-addresses={address}", "--served-model-name=test-model", "--log-level=error"),
+            *(f"--scheduler-addresses={address}", "--served-model-name=test-model", "--log-level=error", *flags),
         ]
         router = stack.enter_context(_process(command, source, cores[:1]))
-        asyncio.run(asyncio.wait_for(wait_until_serving(f"127.0.0.1:{port}"), _READY_S))
+        if ca is None:
+            asyncio.run(asyncio.wait_for(wait_until_serving(f"127.0.0.1:{port}"), _READY_S))
+        else:
+            _await_https(http_port, ca)
         yield _octavo(name, port, http_port, psutil.Process(router.pid))
+
+
+def _await_https(port: int, ca: Path) -> None:
+    until, context = time.monotonic() + _READY_S, ssl.create_default_context(cafile=ca)
+    while time.monotonic() < until:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"https://127.0.0.1:{port}/health", verify=context).status_code == 200:
+                return
+        time.sleep(0.1)
+    raise RuntimeError(f"port {port} does not serve HTTPS")
 
 
 @contextlib.contextmanager

@@ -178,6 +178,15 @@ class RouterOptions(BaseModel):
         ge=1,
         le=2**20,
     )
+    max_connections: int = option(
+        ROUTER,
+        16_384,
+        "HTTP connections of a router process at once, and as many of gRPC; at most three quarters of the open files "
+        "that the system allows. A new HTTP connection then gets the place of one that waits for its client, of the "
+        "address that has the most of these; a new gRPC connection is closed.",
+        ge=16,
+        le=2**20,
+    )
     max_streams_per_key: int = option(
         ROUTER,
         0,

@@ -15,6 +15,7 @@ from octavo.cluster.processes import ProcessSpec, Stage, cluster_processes
 from octavo.cluster.readiness import read_health, router_targets
 from octavo.cluster.runtime_files import child_environment, locked_runtime_dir, write_options
 from octavo.cluster.supervisor import Supervisor
+from runtime.process import raise_open_files
 
 # Seconds that a drained scheduler or worker needs to end.
 _STOP_GRACE = 10.0
@@ -41,6 +42,7 @@ def run_cluster(
     Returns the exit code: 0 after an orderly end. Raises ClusterError, and ProcessFailed with the cause if a process
     ends and is not restarted.
     """
+    raise_open_files()
     with locked_runtime_dir(options.runtime_dir) as directory:
         options = resolve_ports(options)
         with claimed_ports(options):

@@ -18,32 +18,32 @@ _THREADS = 20
 
 
 def check_open_files(machine: Machine) -> Iterator[Check]:
-    """Compares RLIMIT_NOFILE with what a router needs if each stream has a connection of its own."""
+    """Compares RLIMIT_NOFILE with what a router needs if each stream has a connection of its own.
+
+    The hard limit counts: each process raises its own to that.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
+    if hard == resource.RLIM_INFINITY:
         yield ok("open files", "no limit")
         return
     options = machine.options
     needed = _FILES_TO_START + 4 * options.num_processes
     wanted = needed + options.max_streams
-    advice = _raise_files(wanted, hard)
-    if soft < needed:
-        yield problem("open files", f"at most {soft} a process; a process of this cluster needs {needed}", advice)
-    elif soft < wanted:
+    advice = (
+        f"raise the hard limit of {hard} to {wanted} (as root in /etc/security/limits.conf; LimitNOFILE= in a systemd "
+        "unit, --ulimit nofile= of a container)"
+    )
+    if hard < needed:
+        yield problem("open files", f"at most {hard} a process; a process of this cluster needs {needed}", advice)
+    elif hard < wanted:
         found = (
-            f"at most {soft} a process: a router can hold {soft - needed} connections, fewer than its "
+            f"at most {hard} a process: a router can hold {hard - needed} connections, fewer than its "
             f"max_streams={options.max_streams}"
         )
         yield note("open files", found, advice)
     else:
-        yield ok("open files", f"at most {soft} a process")
-
-
-def _raise_files(wanted: int, hard: int) -> str:
-    elsewhere = "LimitNOFILE= in a systemd unit, --ulimit nofile= of a container"
-    if hard == resource.RLIM_INFINITY or hard >= wanted:
-        return f"ulimit -n {wanted} before `octavo up` ({elsewhere})"
-    return f"raise the hard limit of {hard} to {wanted} (as root in /etc/security/limits.conf; {elsewhere})"
+        raised = f" (each raises its limit from {soft})" if soft < hard else ""
+        yield ok("open files", f"at most {hard} a process{raised}")
 
 
 def check_processes(machine: Machine) -> Iterator[Check]:

@@ -1,60 +1,18 @@
-"""The HTTP server, on the event loop of the gRPC server, with time limits for slow clients."""
+"""The HTTP server, on the event loop of the gRPC server."""
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
-from typing import Any
+import ssl
+from collections.abc import Callable, Iterator
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from router.api.gateway.app import Gateway
+from router.api.http.connection import Connection
+from router.api.http.listener import Listener
 from router.errors import AddressError
 from runtime.security.tls import TlsFiles
-
-# Time for a request's headers, from the connection or the end of the previous response.
-HEADERS_S = 20.0
-
-
-class TimeLimitedProtocol(H11Protocol):
-    """uvicorn's own protocol, with a time limit for headers, which it lacks."""
-
-    _timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._await_headers()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.conn.their_state is h11.IDLE:
-            self._await_headers()
-        else:
-            self._stop_waiting()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_waiting()
-        super().connection_lost(exc)
-
-    def _await_headers(self) -> None:
-        if self._timer is None:
-            self._timer = self.loop.call_later(HEADERS_S, self._give_up)
-
-    def _stop_waiting(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _give_up(self) -> None:
-        self._timer = None
-        # A response may still be under way, with a request behind it.
-        if self.conn.our_state in (h11.IDLE, h11.DONE):
-            self.transport.close()
-        else:
-            self._await_headers()
-
 
 # Time that streams get to end once they are told to.
 _LAST_WORDS_S = 1
@@ -62,20 +20,28 @@ _LAST_WORDS_S = 1
 
 class GatewayServer:
     def __init__(
-        self, gateway: Gateway, host: str, port: int, tls: TlsFiles | None = None, *, shares_port: bool = False
+        self,
+        gateway: Gateway,
+        host: str,
+        port: int,
+        tls: TlsFiles | None = None,
+        *,
+        shares_port: bool = False,
+        max_connections: int = 1024,
+        is_overloaded: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Binds. shares_port: other processes may bind the same port. Raises AddressError, TlsError."""
+        """Binds. shares_port: other processes may bind the same port. max_connections: the option. is_overloaded: says
+        if connections that wait for their client are to be given up. Raises AddressError, TlsError."""
         context = None if tls is None else tls.server_context()
         self._socket = _bind(host, port, shares_port)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
-            gateway.app, http=TimeLimitedProtocol, log_config=None, access_log=False, lifespan="off", ws="none",
+            gateway.app, http=Connection, log_config=None, access_log=False, lifespan="off", ws="none",
             server_header=False, timeout_graceful_shutdown=_LAST_WORDS_S,
         )  # fmt: skip
         config.load()
         self._gateway = gateway
-        config.ssl = context
-        self._server = _Server(config)
+        self._server = _Server(config, self._socket, context, max_connections, is_overloaded)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -85,8 +51,7 @@ class GatewayServer:
     def leave(self) -> None:
         """Leaves new connections to the processes that share the port. Open ones close after their response."""
         self._gateway.leave()
-        for server in self._server.servers:
-            server.close()
+        self._server.listener.close()
         for connection in list(self._server.server_state.connections):
             connection.shutdown()
 
@@ -95,11 +60,40 @@ class GatewayServer:
         self._server.should_exit = True
         if self._task is not None:
             await self._task
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
+        # They hear of it in the next turn.
+        await asyncio.sleep(0)
         self._socket.close()
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the router."""
+    """Accepts connections by a Listener, and leaves signals to the router."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        listening: socket.socket,
+        context: ssl.SSLContext | None,
+        max_connections: int,
+        is_overloaded: Callable[[], bool],
+    ) -> None:
+        super().__init__(config)
+        self.listener = Listener(
+            listening,
+            config,
+            self.server_state,
+            context,
+            most_connections=max_connections,
+            is_overloaded=is_overloaded,
+        )
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        # uvicorn closes it as one of asyncio's.
+        self.servers = [self.listener]  # type: ignore[list-item]
+        self.listener.start()
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -8,10 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from router.api.gateway import server as gateway_server
 from router.api.gateway.app import Gateway
 from router.api.gateway.reading import bodies
 from router.api.gateway.server import GatewayServer
+from router.api.http import connection
 from tests.fakes.routers import running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
 
@@ -19,7 +19,7 @@ _BODY = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\
 
 
 async def test_http_of_a_router(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gateway_server, "HEADERS_S", 0.1)
+    monkeypatch.setattr(connection, "HEADERS_S", 0.1)
     monkeypatch.setattr(bodies, "BODY_S", 0.1)
     fake = FakeScheduler(socket_address(tmp_path, "one"))
     async with running_schedulers(fake), running_router([fake.address]) as (server, _):
