@@ -16,6 +16,7 @@ from configs.options import Options
 from protos import coordination_pb2 as pb
 from runtime.awake_time import AwakeTime
 from runtime.wire import COORDINATION_MESSAGE_BYTES, coordination_endpoint, replica_identity
+from runtime.zmq_frames import Frames
 from scheduler.lockstep.agreement import Agreement
 from scheduler.ranks.epochs import common_rendezvous
 from scheduler.sockets import InvalidMessages, bind_zmq, close_monitored
@@ -52,6 +53,7 @@ class Coordinator:
             # Identities hold a random number of their process: a second connection is the same one again.
             takes_over=True,
         )
+        self._frames = Frames(self.socket)
         self.monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._agreement = Agreement(
             options,
@@ -75,9 +77,7 @@ class Coordinator:
     def serve(self, now: float) -> None:
         """Handles the messages that have arrived, and sends the agreement if it is due or has changed."""
         for _ in range(_MAX_MESSAGES):
-            try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if (frames := self._frames.receive()) is None:
                 break
             self._hear(frames, now)
         while self.monitor.poll(0):

@@ -21,6 +21,7 @@ from runtime.wire import (
     octavo_version,
     replica_identity,
 )
+from runtime.zmq_frames import Frames
 from runtime.zmq_silence import end_silent_connections
 from scheduler.lockstep.agreement import common_options
 from scheduler.ranks.epochs import Event, Fatal
@@ -69,6 +70,7 @@ class Member:
             replica_identity(replica, self._state.instance),
             timeout=options.heartbeat_timeout,
         )
+        self._frames = Frames(self.socket)
         self.monitor = self.socket.get_monitor_socket(_MONITORED)
         # The coordinator's latest message; None: it is not connected.
         self._group: pb.GroupState | None = None
@@ -112,9 +114,7 @@ class Member:
         events: list[Event] = []
         # Before the connection check: messages that the coordinator sent before it went still count.
         for _ in range(_MAX_MESSAGES):
-            try:
-                frames = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if (frames := self._frames.receive()) is None:
                 break
             events += self._hear(frames, now)
         events += self._watch_connection(now)

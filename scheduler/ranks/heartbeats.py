@@ -12,6 +12,7 @@ import zmq
 from google.protobuf.message import DecodeError
 
 from protos import step_pb2
+from runtime.zmq_frames import Frames
 from scheduler.sockets import InvalidMessages, bind_zmq
 
 log = logging.getLogger("octavo.scheduler")
@@ -98,14 +99,15 @@ class Heartbeats(threading.Thread):
             socket.close(linger=0)
 
     def _serve(self, socket: zmq.Socket) -> None:
-        poller = zmq.Poller()
+        poller, frames = zmq.Poller(), Frames(socket)
         poller.register(socket, zmq.POLLIN)
         poller.register(self._stop_event, zmq.POLLIN)
         while True:
             ready = dict(poller.poll())
             if self._stop_event in ready:
                 return
-            self._answer(socket, socket.recv_multipart())
+            if (message := frames.receive()) is not None:
+                self._answer(socket, message)
 
     def _answer(self, socket: zmq.Socket, frames: list[bytes]) -> None:
         peer = frames[0]

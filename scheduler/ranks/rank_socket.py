@@ -7,6 +7,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from protos import step_pb2
 from runtime.wire import STEP_MESSAGE_BYTES
+from runtime.zmq_frames import Frames
 from scheduler.sockets import bind_zmq, close_monitored
 
 # Messages that may wait for a rank that does not read: more than there ever are (max_steps_in_flight is at most 64, and
@@ -29,14 +30,12 @@ class RankSocket:
             queue=_SEND_QUEUE,
             timeout=timeout,
         )
+        self._frames = Frames(self.socket)
         self.monitor = self.socket.get_monitor_socket(_MONITORED)
 
     def receive(self) -> list[bytes] | None:
         """Returns the next message, starting with the peer's identity; None if there is none yet."""
-        try:
-            return self.socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
+        return self._frames.receive()
 
     def next_connection_event(self) -> int | None:
         """Returns the next event, such as zmq.EVENT_DISCONNECTED; None if there is none yet."""

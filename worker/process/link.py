@@ -11,6 +11,7 @@ import zmq
 from protos import step_pb2
 from runtime.security.curve import client_curve
 from runtime.wire import STEP_MESSAGE_BYTES, rank_identity
+from runtime.zmq_frames import Frames
 from runtime.zmq_silence import end_silent_connections
 
 
@@ -88,10 +89,7 @@ class Link:
 
     def receive(self) -> list[bytes] | None:
         """Returns the frames of the next message, or None if there is none yet."""
-        try:
-            return self.socket.recv_multipart(zmq.NOBLOCK)
-        except zmq.Again:
-            return None
+        return self._frames.receive()
 
     def send(self, message: step_pb2.WorkerToScheduler) -> bool:
         """Queues a message. Returns False if the queue is full because no scheduler reads it."""
@@ -111,6 +109,7 @@ class Link:
 
     def _connect(self, identity: bytes) -> None:
         self.socket = make_dealer(self._context, self._endpoint, self._curve_dir, identity, timeout=self._timeout)
+        self._frames = Frames(self.socket)
         # Readable once a connection has ended.
         self.cuts = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self.socket.connect(self._endpoint)
