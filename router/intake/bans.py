@@ -23,6 +23,10 @@ def check_bans(sampling: SamplingParams) -> None:
     for i, each in enumerate(sampling.bad_word_token_ids):
         if not each.ids:
             raise InvalidRequest(f"sampling.bad_word_token_ids[{i}] is empty: give at least one token")
+        if (count := len(each.ids)) > MAX_BAD_WORD_TOKENS:
+            raise InvalidRequest(
+                f"sampling.bad_word_token_ids[{i}] has {count} tokens: use at most {MAX_BAD_WORD_TOKENS} in all"
+            )
 
 
 def ban(resolved: SamplingParams, of_words: Sequence[_Sequences], model: ModelInfo) -> None:

@@ -31,6 +31,7 @@ from router.intake.validation import resolve_logprobs, resolve_sampling
 from router.parsing.grammar import enforced_schemas
 from router.replicas.dispatcher import Dispatcher
 from router.replicas.replica_set import ReplicaSet
+from router.replicas.slices import finish_in_slices
 from router.request import EndedRequest, Request, RequestTrace
 from router.search.checks import check_room, check_search, num_needed, num_streams, resolve_search
 from router.search.stream import SearchStream, Turns
@@ -43,7 +44,12 @@ from router.streams.stream import Stream
 from router.telemetry.metrics import RouterMetrics
 from router.telemetry.requests import RequestTelemetry
 from router.text.tokenizer import TooManyTokensError
-from router.text.tokenizer_pool import TokenizerPool
+from router.text.tokenizer_pool import TokenizerPool, listed
+
+# Bytes of a message besides the resume that a stream keeps.
+_MOST_KEPT_BYTES = 65_536
+# To check the tokens of longer prompts, and to copy them into Started, takes 5 ms and more each.
+_LONG_PROMPT = 2**18
 
 
 class Intake:
@@ -162,6 +168,8 @@ class Intake:
                 request = await self._prepare(message, seconds, trace, held)
                 del message
                 release()
+                if len(request.prompt_token_ids) > _LONG_PROMPT:
+                    await asyncio.sleep(0)
                 choices, backlog = await self._fold(request)
                 trace.prepared(request)
                 outbox = Outbox(self._buffer_bytes, self._write_queue)
@@ -192,7 +200,7 @@ class Intake:
         """Validates, tokenizes and resolves. held: gets the request's items. Raises RequestError."""
         arrival = time.monotonic()
         validation.check_model_name(message.model, self.model_name)
-        validation.check_request(message)
+        await finish_in_slices(validation.checks_of_request(message))
         check_bans(message.sampling)
         check_constraint(message)
         check_search(message)
@@ -214,7 +222,7 @@ class Intake:
         if message.HasField("resume"):
             for i, choice in enumerate(message.resume.choices):
                 field = f"resume.choices[{i}].output_token_ids"
-                validation.check_token_ids(field, choice.output_token_ids, model.vocab_size)
+                validation.check_token_ids(field, await listed(choice.output_token_ids), model.vocab_size)
                 if len(choice.output_token_ids) > SLICE_TOKENS:
                     await asyncio.sleep(0)
         own = pb.Constraint()
@@ -338,9 +346,9 @@ class Intake:
 def _resume_of(message: pb.GenerateRequest) -> pb.Resume | None:
     if not message.HasField("resume"):
         return None
-    if not message.items:
-        return message.resume
     # A part of a message keeps all of it, and the stream may last.
+    if message.ByteSize() - message.resume.ByteSize() <= _MOST_KEPT_BYTES:
+        return message.resume
     resume = pb.Resume()
     resume.CopyFrom(message.resume)
     return resume

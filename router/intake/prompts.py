@@ -1,5 +1,7 @@
 """Prompts of all forms as token ids, with the items among them."""
 
+import asyncio
+
 from protos import inference_pb2 as pb
 from router.errors import InvalidRequest
 from router.intake import validation
@@ -8,12 +10,15 @@ from router.intake.media.prompts import Prompt, check_no_placeholders, check_res
 from router.intake.media.read import ReadItem
 from router.intake.media.store import Held
 from router.intake.validation import truncation
+from router.replicas.slices import finish_in_slices
 from router.text.chat_template import TemplateError
 from router.text.tokenizer import TooManyTokensError
-from router.text.tokenizer_pool import TokenizerPool
+from router.text.tokenizer_pool import TokenizerPool, listed
 from runtime.media.recipes.recipe import Recipe
 
 _WithText = pb.GenerateRequest | pb.TokenizeRequest
+# Their texts are added up at once: 16,384 take 20 ms.
+_MANY_MESSAGES = 1_024
 
 
 class Prompts:
@@ -44,7 +49,7 @@ class Prompts:
         """Returns the tokens that a request with this input has. Raises RequestError or TooManyTokensError."""
         if message.WhichOneof("input") == "prompt":
             return await self._encode(message.prompt, message, max_model_len, most_tokens)
-        validation.check_chat(message.chat)
+        await finish_in_slices(validation.checks_of_chat(message.chat))
         recipe = self._items.recipe(media_json)
         items = await self._items.read(message, recipe, held)
         token_ids = await self._encode_chat(message.chat, message, max_model_len, most_tokens)
@@ -61,8 +66,8 @@ class Prompts:
     async def _resumed(
         self, message: pb.GenerateRequest, model: pb.ModelInfo, recipe: Recipe | None, held: Held
     ) -> Prompt:
-        token_ids = list(message.resume.prompt_token_ids)
-        validation.check_prompt_length(len(token_ids), model)
+        validation.check_prompt_length(len(message.resume.prompt_token_ids), model)
+        token_ids = await listed(message.resume.prompt_token_ids)
         items = await self._items.of_resume(message, recipe, held)
         if items:
             assert recipe is not None
@@ -83,9 +88,10 @@ class Prompts:
         kind = message.WhichOneof("input")
         try:
             if kind == "token_ids":
-                source, token_ids = "token_ids.ids", list(message.token_ids.ids)
-                if len(token_ids) > most_tokens:
-                    validation.check_prompt_length(len(token_ids), model)
+                source, ids = "token_ids.ids", message.token_ids.ids
+                if len(ids) > most_tokens:
+                    validation.check_prompt_length(len(ids), model)
+                token_ids = await listed(ids)
             elif kind == "chat":
                 source = "the rendered chat"
                 token_ids = await self._encode_chat(message.chat, message, model.max_model_len, most_tokens)
@@ -123,6 +129,8 @@ class Prompts:
     ) -> list[int]:
         """Renders and encodes a chat that `check_chat` has accepted. Raises RequestError or TooManyTokensError."""
         validation.check_chat_template(chat.chat_template, is_trusted=self._trusts_templates)
+        if len(chat.messages) > _MANY_MESSAGES:
+            await asyncio.sleep(0)
         validation.check_chat_length(chat, self._tokenizer.tokenizer.longest_token, max_model_len)
         try:
             return await self._tokenizer.encode_chat(chat, most_tokens, add_special_tokens=asked.add_special_tokens)

@@ -8,6 +8,7 @@ from protos.inference_pb2 import (
     TOOL_CHOICE_NAMED,
     TOOL_CHOICE_NONE,
     TOOL_CHOICE_REQUIRED,
+    ChatMessage,
     ChatPrompt,
     ToolChoice,
 )
@@ -25,6 +26,8 @@ def check_tools(chat: ChatPrompt) -> None:
     tools, choice = chat.tools, chat.tool_choice
     if choice not in ToolChoice.values():
         raise InvalidRequest(f"chat.tool_choice={choice}: use one of {', '.join(ToolChoice.keys())}")
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequest(f"chat.tools has {len(tools)} entries: use at most {MAX_TOOLS}")
     if choice == TOOL_CHOICE_REQUIRED and not tools:
         raise InvalidRequest("chat.tool_choice asks for a call, and chat.tools is empty: give at least one tool")
     if chat.tool_name and choice != TOOL_CHOICE_NAMED:
@@ -33,8 +36,6 @@ def check_tools(chat: ChatPrompt) -> None:
         raise InvalidRequest(f"chat.tool_name={chat.tool_name!r:.140} is not among chat.tools: use the name of one")
     if chat.allowed_tool_names:
         _check_allowed(chat)
-    if len(tools) > MAX_TOOLS:
-        raise InvalidRequest(f"chat.tools has {len(tools)} entries: use at most {MAX_TOOLS}")
     if (num_bytes := sum(tool.ByteSize() for tool in tools)) > MAX_TOOLS_BYTES:
         raise InvalidRequest(f"chat.tools has {num_bytes} bytes: at most {MAX_TOOLS_BYTES} are allowed")
     seen: set[str] = set()
@@ -51,19 +52,15 @@ def check_tools(chat: ChatPrompt) -> None:
             _check_object(tool.parameters_json, f"{field}.parameters_json")
 
 
-def check_calls(chat: ChatPrompt) -> None:
-    """Checks the calls in a chat's messages; their arguments are parsed when the template gets them. Raises
-    InvalidRequest."""
+def check_calls(message: ChatMessage, field: str) -> int:
+    """Checks the calls in a message, and returns their bytes; their arguments are parsed when the template gets them.
+    field: the message's. Raises InvalidRequest."""
     num_bytes = 0
-    for i, message in enumerate(chat.messages):
-        for k, call in enumerate(message.tool_calls):
-            if not call.name:
-                raise InvalidRequest(f"chat.messages[{i}].tool_calls[{k}].name is empty: give the function's name")
-            num_bytes += call.ByteSize()
-    if num_bytes > MAX_TOOLS_BYTES:
-        raise InvalidRequest(
-            f"chat.messages have {num_bytes} bytes of tool_calls: at most {MAX_TOOLS_BYTES} are allowed"
-        )
+    for k, call in enumerate(message.tool_calls):
+        if not call.name:
+            raise InvalidRequest(f"{field}.tool_calls[{k}].name is empty: give the function's name")
+        num_bytes += call.ByteSize()
+    return num_bytes
 
 
 def _check_allowed(chat: ChatPrompt) -> None:

@@ -5,7 +5,7 @@ Every message names the field, the value seen and what would work.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from configs.sampling import (
     ALL_LOGPROBS,
@@ -31,7 +31,7 @@ from protos.inference_pb2 import (
 )
 from router.errors import InvalidRequest, UnknownModel
 from router.intake.media.asked import check_parts
-from router.intake.tools import check_calls, check_tools
+from router.intake.tools import MAX_TOOLS_BYTES, check_calls, check_tools
 from router.text.request_templates import MAX_TEMPLATE_CHARS
 
 
@@ -120,8 +120,18 @@ def check_model_name(name: str, served: str) -> None:
         raise UnknownModel(f"model={_shown(name)} is not served here: use {served!r}, or leave it empty")
 
 
+# Messages of a chat, of which each may have a thousand parts, are checked one after the other; this many take 1 ms.
+_MESSAGES_AT_ONCE = 256
+
+
 def check_request(request: GenerateRequest) -> None:
     """Checks all that can be checked without the model. Raises InvalidRequest."""
+    for _ in checks_of_request(request):
+        pass
+
+
+def checks_of_request(request: GenerateRequest) -> Iterator[None]:
+    """Does what check_request does, with pauses for an event loop. Raises InvalidRequest."""
     if request.request_id:
         check_request_id(request.request_id)
     for name in ("cache_salt", "session_key"):
@@ -131,7 +141,7 @@ def check_request(request: GenerateRequest) -> None:
     if request.HasField("resume"):
         _check_resume(request.resume, request.sampling)
     else:
-        _check_input(request)
+        yield from _checks_of_input(request)
 
 
 def check_request_id(request_id: str) -> None:
@@ -179,6 +189,12 @@ def check_sampling(sampling: SamplingParams) -> None:
 
 def check_chat(chat: ChatPrompt) -> None:
     """Raises InvalidRequest."""
+    for _ in checks_of_chat(chat):
+        pass
+
+
+def checks_of_chat(chat: ChatPrompt) -> Iterator[None]:
+    """Does what check_chat does, with pauses for an event loop. Raises InvalidRequest."""
     if not chat.messages:
         raise InvalidRequest("chat.messages is empty: give at least one message")
     if len(chat.messages) > MAX_CHAT_MESSAGES:
@@ -192,21 +208,22 @@ def check_chat(chat: ChatPrompt) -> None:
     for name, size in sizes.items():
         if size > MAX_TEMPLATE_ARGUMENTS_BYTES:
             raise InvalidRequest(f"chat.{name} has {size} bytes: at most {MAX_TEMPLATE_ARGUMENTS_BYTES} are allowed")
-    num_bytes = sum(len(message.fields_json.encode()) for message in chat.messages)
-    if num_bytes > MAX_TEMPLATE_ARGUMENTS_BYTES:
-        raise InvalidRequest(
-            f"chat.messages have {num_bytes} bytes of fields_json: at most {MAX_TEMPLATE_ARGUMENTS_BYTES} are allowed"
-        )
     if chat.continue_final_message and chat.add_generation_prompt:
         raise InvalidRequest("chat.continue_final_message is set, and add_generation_prompt, too: use one of them")
-    for i, message in enumerate(chat.messages):
-        if not message.role:
-            raise InvalidRequest(
-                f"chat.messages[{i}].role is empty: use a role of the model's template, such as 'user'"
-            )
-    check_parts(chat)
     check_tools(chat)
-    check_calls(chat)
+    num_bytes: dict[str, int] = {"fields_json": 0, "tool_calls": 0}
+    for i, message in enumerate(chat.messages):
+        field = f"chat.messages[{i}]"
+        if not message.role:
+            raise InvalidRequest(f"{field}.role is empty: use a role of the model's template, such as 'user'")
+        check_parts(message, field)
+        num_bytes["fields_json"] += len(message.fields_json.encode())
+        num_bytes["tool_calls"] += check_calls(message, field)
+        if len(message.parts) + i % _MESSAGES_AT_ONCE >= _MESSAGES_AT_ONCE - 1:
+            yield
+    for name, most in (("fields_json", MAX_TEMPLATE_ARGUMENTS_BYTES), ("tool_calls", MAX_TOOLS_BYTES)):
+        if num_bytes[name] > most:
+            raise InvalidRequest(f"chat.messages have {num_bytes[name]} bytes of {name}: at most {most} are allowed")
 
 
 def check_chat_template(source: str, *, is_trusted: bool) -> None:
@@ -288,7 +305,7 @@ def check_against_model(prompt_token_ids: Sequence[int], sampling: SamplingParam
 
 def _check_stops(sampling: SamplingParams) -> None:
     if len(sampling.stop) > MAX_STOP_STRINGS:
-        raise InvalidRequest(f"sampling.stop has {len(sampling.stop)} strings: use at most {MAX_STOP_STRINGS}")
+        raise InvalidRequest(f"sampling.stop has {len(sampling.stop)} entries: use at most {MAX_STOP_STRINGS}")
     for i, stop in enumerate(sampling.stop):
         if not 1 <= len(stop) <= MAX_STOP_CHARS:
             raise InvalidRequest(f"sampling.stop[{i}] has {len(stop)} characters: use 1 to {MAX_STOP_CHARS}")
@@ -314,7 +331,7 @@ def _check_repetition(detection: RepetitionDetection) -> None:
         raise InvalidRequest(f"{field}.min_count={count}: use at least 2")
 
 
-def _check_input(request: GenerateRequest) -> None:
+def _checks_of_input(request: GenerateRequest) -> Iterator[None]:
     kind = request.WhichOneof("input")
     if kind is None:
         raise InvalidRequest("no input: set one of prompt, chat and token_ids")
@@ -326,7 +343,7 @@ def _check_input(request: GenerateRequest) -> None:
     elif kind == "prompt" and not request.prompt:
         raise InvalidRequest("prompt is empty: give at least one character")
     if kind == "chat":
-        check_chat(request.chat)
+        yield from checks_of_chat(request.chat)
     if kind == "token_ids" and not request.token_ids.ids:
         raise InvalidRequest("token_ids.ids is empty: give at least one token")
 

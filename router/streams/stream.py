@@ -117,18 +117,16 @@ class Stream:
             self.note_inexact()
         request = self.request
         self._metrics.prompt_tokens.inc(len(request.prompt_token_ids))
-        started = pb.Started(
-            request_id=request.request_id,
-            seed=request.sampling.seed,
-            prompt_token_ids=request.prompt_token_ids,
-            sampling=request.sampling,
-            fingerprint=fingerprint,
-            model=request.model,
-            attempt=request.attempt,
-            items=request.items,
-        )
+        # Filled in place: a Started given to the constructor would be copied, and its prompt may be long.
+        event = pb.GenerateResponse()
+        started = event.started
+        started.request_id, started.seed = request.request_id, request.sampling.seed
+        started.prompt_token_ids.extend(request.prompt_token_ids)
+        started.sampling.CopyFrom(request.sampling)
+        started.fingerprint, started.model, started.attempt = fingerprint, request.model, request.attempt
+        started.items.extend(request.items)
         # A prompt alone may be larger than the buffer.
-        self.outbox.put(pb.GenerateResponse(started=started), counted=False)
+        self.outbox.put(event, counted=False)
         for chunk in self._backlog:
             chunk.exact = self.exact
             self.outbox.put(pb.GenerateResponse(chunk=chunk), counted=False)

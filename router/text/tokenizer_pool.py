@@ -29,9 +29,20 @@ _LONG_BYTES = 65_536
 _BRIEF_BYTES = 16_384
 # The longest that the event loop waits for the interpreter lock while other threads compute; Python's default is 5 ms.
 _SWITCH_S = 0.0005
+# Token ids of a message that become a list before other work of the event loop has its turn: 3 ms.
+_IDS_AT_ONCE = 65_536
 
 _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
+
+
+async def listed(token_ids: Sequence[int]) -> list[int]:
+    """Returns the token ids of a message as a list. Of a million that takes 40 ms, in which other streams go on."""
+    ids = list(token_ids[:_IDS_AT_ONCE])
+    for start in range(_IDS_AT_ONCE, len(token_ids), _IDS_AT_ONCE):
+        await asyncio.sleep(0)
+        ids += token_ids[start : start + _IDS_AT_ONCE]
+    return ids
 
 
 class Turns:
@@ -151,7 +162,7 @@ class TokenizerPool:
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return await self._run(
             lambda ids: self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens),
-            list(token_ids),
+            await listed(token_ids),
             8 * len(token_ids),
         )
 

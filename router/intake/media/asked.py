@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from protos import inference_pb2 as pb
 from router.errors import InvalidRequest
 
+# Parts of a message of a chat, as over HTTP.
+MAX_PARTS = 1_024
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedItem:
@@ -28,15 +31,18 @@ def asked_items(message: pb.GenerateRequest | pb.TokenizeRequest) -> list[AskedI
     return found
 
 
-def check_parts(chat: pb.ChatPrompt) -> None:
-    """Checks the forms of a chat's parts. Raises InvalidRequest."""
-    for i, message in enumerate(chat.messages):
-        field = f"chat.messages[{i}]"
-        if message.parts and message.content:
-            raise InvalidRequest(f"{field}.content is set, and parts, too: use one of them")
-        for j, part in enumerate(message.parts):
-            if part.WhichOneof("part") is None:
-                raise InvalidRequest(f"{field}.parts[{j}] is empty: set text or item")
+def check_parts(message: pb.ChatMessage, field: str) -> None:
+    """Checks the forms of a message's parts. field: the message's. Raises InvalidRequest."""
+    parts = message.parts
+    if not parts:
+        return
+    if len(parts) > MAX_PARTS:
+        raise InvalidRequest(f"{field}.parts has {len(parts)} entries: use at most {MAX_PARTS}")
+    if message.content:
+        raise InvalidRequest(f"{field}.content is set, and parts, too: use one of them")
+    for j, part in enumerate(parts):
+        if part.WhichOneof("part") is None:
+            raise InvalidRequest(f"{field}.parts[{j}] is empty: set text or item")
 
 
 def _of_chat(chat: pb.ChatPrompt) -> Iterator[AskedItem]:

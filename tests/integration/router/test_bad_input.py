@@ -89,7 +89,7 @@ INVALID = {
     "prompt_logprobs": (_with(prompt_logprobs=21), "prompt_logprobs=21"),
     "stop length": (_with(stop=["x" * 10_000]), r"stop\[0\] has 10000 characters: use 1 to 1024"),
     "stop empty": (_with(stop=[""]), r"stop\[0\] has 0 characters"),
-    "stops": (_with(stop=["x"] * 17), "stop has 17 strings: use at most 16"),
+    "stops": (_with(stop=["x"] * 17), "stop has 17 entries: use at most 16"),
     "stop ids": (_with(stop_token_ids=[1] * 65), "stop_token_ids has 65"),
     "stop id": (_with(stop_token_ids=[VOCAB_SIZE]), r"stop_token_ids\[0\]=49152"),
     "bias": (_with(logit_bias={5: 101}), r"logit_bias\[5\]=101: use a number in \[-100, 100\]"),

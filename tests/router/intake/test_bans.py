@@ -24,6 +24,11 @@ def ids(*sequences: list[int]) -> list[TokenIds]:
         ({"bad_words": ["a"] * (MAX_BAD_WORDS + 1)}, r"bad_words has 129 entries: use at most 128"),
         ({"bad_words": ["a", ""]}, r"bad_words\[1\] has 0 characters"),
         ({"bad_word_token_ids": ids([5], [])}, r"bad_word_token_ids\[1\] is empty"),
+        # Before they are compared with each other, which takes time for each.
+        (
+            {"bad_word_token_ids": ids([5], [5] * (MAX_BAD_WORD_TOKENS + 1))},
+            r"bad_word_token_ids\[1\] has 1025 tokens: use at most 1024 in all",
+        ),
     ],
 )
 def test_lists_are_bounded(sampling: dict, words: str) -> None:

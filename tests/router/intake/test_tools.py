@@ -22,7 +22,8 @@ from protos.inference_pb2 import (
 )
 from router.errors import InvalidRequest
 from router.intake.outputs import Outputs
-from router.intake.tools import MAX_TOOLS, MAX_TOOLS_BYTES, check_calls, check_tools
+from router.intake.tools import MAX_TOOLS, MAX_TOOLS_BYTES, check_tools
+from router.intake.validation import check_chat
 
 _F = Tool(name="f")
 _LONG = json.dumps({"description": "x" * (MAX_TOOLS_BYTES // 2)})
@@ -69,11 +70,11 @@ def test_tools_within_the_bounds_pass() -> None:
 def test_calls_have_names_and_a_bound() -> None:
     said = ChatMessage(role="assistant", tool_calls=[ToolCall(name="f"), ToolCall(arguments="{}")])
     with pytest.raises(InvalidRequest, match=r"chat\.messages\[1\]\.tool_calls\[1\]\.name is empty"):
-        check_calls(ChatPrompt(messages=[ChatMessage(role="user"), said]))
+        check_chat(ChatPrompt(messages=[ChatMessage(role="user"), said]))
     large = ChatMessage(role="assistant", tool_calls=[ToolCall(name="f", arguments=_LONG)])
-    check_calls(ChatPrompt(messages=[large]))
+    check_chat(ChatPrompt(messages=[large]))
     with pytest.raises(InvalidRequest, match=r"chat\.messages have \d+ bytes of tool_calls"):
-        check_calls(ChatPrompt(messages=[large, large]))
+        check_chat(ChatPrompt(messages=[large, large]))
 
 
 # --- Constraints
