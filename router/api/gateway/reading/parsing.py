@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from protos import inference_pb2 as pb
+from router.api.elements import count_all, plan_of
 from router.api.gateway.anthropic.convert import chat_of, tokenized_chat_of
 from router.api.gateway.anthropic.schemas import CountTokensRequest, MessagesRequest
 from router.api.gateway.errors import BadRequestError, of_validation
@@ -33,9 +34,10 @@ from router.api.gateway.openai.schemas import (
 )
 from router.api.gateway.responses.convert import response_form, response_message
 from router.api.gateway.responses.schemas import ResponseRequest
+from router.errors import InvalidRequest
 
 # Larger bodies, and those with more values, are parsed elsewhere: a value takes up to 0.6 us.
-_MOST_BYTES_HERE, _MOST_VALUES_HERE = 2**20, 16_000
+_MOST_BYTES_HERE, MOST_VALUES_HERE = 2**20, 16_000
 # Values of a body. Each takes up to 100 bytes while it is parsed.
 MAX_VALUES = 2**22
 
@@ -64,7 +66,7 @@ class Parsed:
 def is_light(body: bytes | bytearray) -> bool:
     """Tells whether parsing takes little enough time for an event loop: 10 ms at most."""
     # Commas and brackets in strings count, too: to leave them out would take longer than to parse.
-    return len(body) <= _MOST_BYTES_HERE and sum(map(body.count, (b",", b"[", b"{"))) <= _MOST_VALUES_HERE
+    return len(body) <= _MOST_BYTES_HERE and sum(map(body.count, (b",", b"[", b"{"))) <= MOST_VALUES_HERE
 
 
 def parse(kind: Kind, body: bytes | bytearray, request_id: str, *, is_strict: bool) -> Parsed:
@@ -137,6 +139,11 @@ def parse_to_bytes(
         if most_chars and num_chars > most_chars:
             raise BadRequestError(f"a prompt has {num_chars} characters: this model takes {most_chars} at most")
     sent = [(type(message).__name__, message.SerializeToString()) for message in parsed.messages]
+    try:
+        for message, (_, data) in zip(parsed.messages, sent, strict=True):
+            count_all(data, plan_of(message.DESCRIPTOR))
+    except InvalidRequest as error:
+        raise BadRequestError(str(error)) from None
     return Parsed(parsed.kind, parsed.form, [], parsed.ignored), sent
 
 
