@@ -155,7 +155,7 @@ async def kserve_edge(directory: Path) -> AsyncIterator[Edge]:
         raw.raw_input_contents.append(sized)
     async with small_cluster(directory) as cluster:
         yield _Foreign(
-            cluster, {kserve.ModelInferRequest: (typed, raw)}, lambda request: read(request, "test-model").message
+            cluster, {kserve.ModelInferRequest: (typed, raw)}, lambda request: read(request, "test-model")[1]
         )
 
 

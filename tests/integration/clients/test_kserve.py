@@ -148,6 +148,37 @@ async def test_one_call_carries_many_requests_and_one_that_fails_does_not_end_it
     assert errors["1"].startswith("INVALID_ARGUMENT: sampling.temperature=-1: use a number")
 
 
+async def test_a_message_of_too_many_elements_ends_the_call_but_not_the_requests_before_it(triton: Any) -> None:
+    call = triton.ModelStreamInfer()
+    await call.write(_request(stream=True))
+    bomb = _request()
+    bomb.inputs[0].shape.extend([1] * 2_000)
+    await call.write(bomb)
+    pieces = []
+    async for answer in call:
+        pieces.append(answer)
+        if answer.infer_response.parameters["triton_final_response"].bool_param:
+            break
+    with pytest.raises(grpc.aio.AioRpcError, match=r"inputs\.shape has 2002 entries: use at most 1024") as error:
+        await anext(aiter(call))
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert pieces[-1].infer_response.parameters["triton_final_response"].bool_param
+
+
+async def test_messages_of_a_call_share_a_budget_until_they_are_accepted(scheduler: FakeScheduler) -> None:
+    large = _request(stream=True)
+    large.parameters["unused"].string_param = "x" * 2**19
+    running = running_router([scheduler.address], compat="kserve", max_bodies_bytes=2**21, max_message_bytes=2**20)
+    async with running as (server, _):
+        await server.wait_ready()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+            # Four times as much as a router may hold: each is read when the one before it has been accepted.
+            call: Any = GRPCInferenceServiceStub(channel).ModelStreamInfer(iter([large] * 16))
+            answers = [answer async for answer in call]
+    assert not [answer.error_message for answer in answers if answer.error_message]
+    assert sum(answer.infer_response.parameters["triton_final_response"].bool_param for answer in answers) == 16
+
+
 async def test_a_client_that_goes_away_ends_its_requests(triton: Any, scheduler: FakeScheduler) -> None:
     scheduler.pause_at = 2
     call = triton.ModelStreamInfer()
@@ -184,6 +215,8 @@ def _raw(contents: bytes) -> kserve.ModelInferRequest:
         (_request(stream=True), "stream=true: call ModelStreamInfer"),
         (_request(max_tokns=3), "sampling_parameters: max_tokns: there is no such field"),
         (_request(prompt="x"), "sampling_parameters: prompt is not a sampling parameter"),
+        (_request(stop=["x" * 70_000]), "sampling_parameters has 70[0-9]+ bytes: use at most 65536"),
+        (_request(stop=[[]] * 12_000), "sampling_parameters has more than 16000 values"),
         (_request(max_tokens=0), "max_tokens=0: use at least 1"),
         (_request(top_p=2), "sampling.top_p=2: use a number"),
         (kserve.ModelInferRequest(model_version="2"), "model_version='2': use '1'"),

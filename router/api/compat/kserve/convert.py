@@ -13,6 +13,7 @@ from protos import kserve_pb2 as pb
 from router.api.gateway.errors import BadRequestError, of_validation
 from router.api.gateway.openai.convert import completion_messages
 from router.api.gateway.openai.schemas import CompletionRequest
+from router.api.gateway.reading.parsing import MOST_VALUES_HERE, is_light
 from router.errors import InvalidRequest
 
 _LENGTH_BYTES = 4
@@ -45,14 +46,19 @@ class Inputs:
 
     def text(self, name: str) -> str | None:
         """Returns an input of BYTES as text; None if it is not there. Raises InvalidRequest."""
-        value = self._values.get(name)
+        value = self.data(name)
         if value is None:
             return None
-        assert isinstance(value, bytes)
         try:
             return value.decode()
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"input {name} is not UTF-8 at byte {error.start}") from None
+
+    def data(self, name: str) -> bytes | None:
+        """Returns an input of BYTES; None if it is not there."""
+        value = self._values.get(name)
+        assert not isinstance(value, bool)
+        return value
 
     def flag(self, name: str) -> bool | None:
         """Returns an input of BOOL; None if it is not there."""
@@ -98,27 +104,29 @@ OUTPUT = "text_output"
 INPUTS = {"text_input": "BYTES", "stream": "BOOL", "sampling_parameters": "BYTES", "exclude_input_in_output": "BOOL"}
 VERSION = "1"
 _FINAL = "triton_final_response"
+# So much is parsed within milliseconds.
+_MAX_PARAMETERS_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Infer:
-    """A parsed request. stream: a response for each piece of text; else one with the text of every choice."""
+    """How a request is answered. stream: a response for each piece of text; else one with the text of every choice."""
 
-    message: octavo.GenerateRequest
+    model_name: str
     client_id: str
     stream: bool
     prepends_input: bool
     raw: bool
 
     def response(self, texts: list[str], *, final: bool) -> pb.ModelInferResponse:
-        response = pb.ModelInferResponse(model_name=self.message.model, model_version=VERSION, id=self.client_id)
+        response = pb.ModelInferResponse(model_name=self.model_name, model_version=VERSION, id=self.client_id)
         if self.stream:
             response.parameters[_FINAL].bool_param = final
         add_texts(response, OUTPUT, texts, raw=self.raw)
         return response
 
 
-def read(request: pb.ModelInferRequest, model_name: str) -> Infer:
+def read(request: pb.ModelInferRequest, model_name: str) -> tuple[Infer, octavo.GenerateRequest]:
     """Parses a request. model_name: used if the request names none. Raises InvalidRequest."""
     if request.model_version not in ("", VERSION):
         raise InvalidRequest(f"model_version={request.model_version[:100]!r}: use {VERSION!r}, or leave it empty")
@@ -133,23 +141,36 @@ def read(request: pb.ModelInferRequest, model_name: str) -> Infer:
     excludes_input = inputs.flag("exclude_input_in_output")
     if stream and excludes_input is False:
         raise InvalidRequest("exclude_input_in_output=false: a stream brings only new text; leave it out")
-    message = _message(prompt, _parameters(inputs.text("sampling_parameters")))
+    message = _message(prompt, _parameters(inputs))
     message.model = request.model_name or model_name
     if stream and message.sampling.n > 1:
         raise InvalidRequest(f"sampling_parameters: n={message.sampling.n} with stream=true: use n=1")
-    return Infer(
-        message=message,
+    infer = Infer(
+        model_name=message.model,
         client_id=request.id,
         stream=stream,
         # As Triton's backend does, unless it is told otherwise or streams.
         prepends_input=not stream and not excludes_input,
         raw=inputs.is_raw,
     )
+    return infer, message
 
 
-def _parameters(text: str | None) -> dict[str, Any]:
-    if not text:
+def _parameters(inputs: Inputs) -> dict[str, Any]:
+    data = inputs.data("sampling_parameters")
+    if not data:
         return {}
+    if len(data) > _MAX_PARAMETERS_BYTES:
+        raise InvalidRequest(
+            f"sampling_parameters has {len(data)} bytes: use at most {_MAX_PARAMETERS_BYTES}; the prompt belongs "
+            "into text_input"
+        )
+    if not is_light(data):
+        raise InvalidRequest(
+            f"sampling_parameters has more than {MOST_VALUES_HERE} values: use at most that many commas and brackets"
+        )
+    text = inputs.text("sampling_parameters")
+    assert text is not None
     try:
         parameters = json.loads(text)
     except (ValueError, RecursionError):

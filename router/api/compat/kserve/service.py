@@ -1,12 +1,14 @@
 """The GRPCInferenceService: converts its messages for the intake, and back."""
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from importlib.metadata import version
 
 import grpc.aio
 
+from protos import inference_pb2 as octavo
 from protos import kserve_pb2 as pb
 from protos.kserve_pb2_grpc import GRPCInferenceServiceServicer, add_GRPCInferenceServiceServicer_to_server
 from router.api.compat.kserve.convert import INPUTS, OUTPUT, VERSION, Infer, read
@@ -16,6 +18,7 @@ from router.errors import InvalidRequest, RequestError, status_of
 from router.intake import validation
 from router.intake.intake import Intake
 from router.replicas.replica_set import ReplicaSet
+from router.security.held import release
 from router.streams.outbox import bounded_reading, bounded_write
 from router.telemetry.call_context import log_fields
 
@@ -64,10 +67,15 @@ class KserveService(GRPCInferenceServiceServicer):
 
     async def ModelInfer(self, request: pb.ModelInferRequest, context: Context) -> pb.ModelInferResponse:
         async with grpc_errors(context):
-            infer = read(request, self._intake.model_name)
+            infer, message = read(request, self._intake.model_name)
+            # It may be large, and the stream may last.
+            del request
             if infer.stream:
                 raise InvalidRequest("stream=true: call ModelStreamInfer, or leave it out")
-            [response] = [response async for response in self._responses(infer, context.time_remaining())]
+            answering = contextlib.aclosing(self._responses(infer, [message], context.time_remaining()))
+            del message
+            async with answering as responses:
+                [response] = [response async for response in responses]
             return response
         raise AssertionError("unreachable")
 
@@ -76,43 +84,67 @@ class KserveService(GRPCInferenceServiceServicer):
         writing = asyncio.Lock()
         free = asyncio.Semaphore(_MOST_AT_ONCE)
 
-        async def answer(request: pb.ModelInferRequest) -> None:
+        async def answer(asked: list[pb.ModelInferRequest]) -> None:
+            # A request may be large: only this part of it is held while it is answered.
+            request_id, model_name = asked[0].id, asked[0].model_name
             try:
-                async for response in self._responses(read(request, self._intake.model_name), context.time_remaining()):
-                    async with writing:
-                        await context.write(pb.ModelStreamInferResponse(infer_response=response))
+                infer, message = read(asked.pop(), self._intake.model_name)
+                answering = contextlib.aclosing(self._responses(infer, [message], context.time_remaining()))
+                del message
+                async with answering as responses:
+                    async for response in responses:
+                        async with writing:
+                            await context.write(pb.ModelStreamInferResponse(infer_response=response))
             except RequestError as error:
-                await tell(request, error)
+                await tell(request_id, model_name, error)
             except Exception as error:
-                log.exception("failed", extra=log_fields(request.id))
-                await tell(request, error)
+                log.exception("failed", extra=log_fields(request_id))
+                await tell(request_id, model_name, error)
             finally:
+                # Refused, or it has ended: the next message of this call may have its share.
+                release()
                 free.release()
 
-        async def tell(request: pb.ModelInferRequest, error: Exception) -> None:
+        async def tell(request_id: str, model_name: str, error: Exception) -> None:
             status, message = status_of(error)
             if isinstance(error, RequestError) and error.retry_after_s is not None:
                 # The message is the only place for the delay: no status with details is sent.
                 message += f" (in {error.retry_after_s:.1f} s)"
-            failed = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
+            failed = pb.ModelInferResponse(model_name=model_name, id=request_id)
             response = pb.ModelStreamInferResponse(error_message=f"{status.name}: {message}", infer_response=failed)
             async with writing:
                 with bounded_write():
                     await context.write(response)
 
-        async with grpc_errors(context), asyncio.TaskGroup() as group:
-            async for request in request_iterator:
-                await free.acquire()
-                group.create_task(answer(request))
+        async with grpc_errors(context):
+            unreadable: RequestError | None = None
+            async with asyncio.TaskGroup() as group:
+                try:
+                    async for request in request_iterator:
+                        asked = [request]
+                        del request
+                        await free.acquire()
+                        group.create_task(answer(asked))
+                        del asked
+                except RequestError as error:
+                    # A message that could not be taken, so that it has no id: the requests before it continue.
+                    unreadable = error
+            if unreadable is not None:
+                raise unreadable
 
     @property
     def _ready(self) -> bool:
         return self._replicas.num_ready > 0 and not self._intake.draining
 
-    async def _responses(self, infer: Infer, seconds: float | None) -> AsyncIterator[pb.ModelInferResponse]:
-        """Raises RequestError."""
-        texts: list[str] = [infer.message.prompt if infer.prepends_input else ""] * max(infer.message.sampling.n, 1)
-        async with self._intake.open(infer.message, seconds) as stream:
+    async def _responses(
+        self, infer: Infer, messages: list[octavo.GenerateRequest], seconds: float | None
+    ) -> AsyncGenerator[pb.ModelInferResponse, None]:
+        """messages: one alone, which is taken out. Raises RequestError."""
+        message = messages.pop()
+        texts: list[str] = [message.prompt if infer.prepends_input else ""] * max(message.sampling.n, 1)
+        opening = self._intake.open(message, seconds)
+        del message
+        async with opening as stream:
             with bounded_reading(stream.outbox):
                 while events := await stream.outbox.take():
                     for event in events:

@@ -62,12 +62,13 @@ class SglangService(SglangSchedulerServicer):
     async def Generate(self, request: sglang.GenerateRequest, context: Context) -> None:
         self._last_request = time.time()
         request_id = request.request_id or uuid.uuid4().hex
-        async with (
-            grpc_errors(context, request_id),
-            self._intake.open(generate_request(request, request_id), context.time_remaining()) as stream,
-        ):
+        async with grpc_errors(context, request_id):
             replies = Replies(request, request_id)
-            await write_replies(stream, replies.take, context)
+            opening = self._intake.open(generate_request(request, request_id), context.time_remaining())
+            # It may be large, and the stream may last.
+            del request
+            async with opening as stream:
+                await write_replies(stream, replies.take, context)
 
     async def Abort(self, request: sglang.AbortRequest, context: Context) -> sglang.AbortResponse:
         async with grpc_errors(context, request.request_id):

@@ -134,9 +134,11 @@ class Replies:
     """Folds one stream into responses: one for each chunk."""
 
     def __init__(self, shown: vllm.ResponseOptions) -> None:
-        """shown: what the client wants to see."""
-        self._shown = shown
+        """shown: what the client wants to see; not held, for a part of a message keeps all of it."""
         self._shows_text = shown.output_text if shown.HasField("output_text") else True
+        self._shows_token_ids, self._shows_prompt = shown.output_token_ids, shown.prompt_token_ids
+        self._has_candidates = shown.HasField("output_candidates")
+        self._has_prompt_candidates = shown.HasField("prompt_candidates")
         self._prompt_token_ids: Sequence[int] = ()
         self._prompt_logprobs: list[pb.TokenLogprobs] = []
         self._is_first = True
@@ -158,29 +160,28 @@ class Replies:
         return None
 
     def _prompt_info(self) -> vllm.PromptInfo:
-        shown, logprobs = self._shown, self._prompt_logprobs
+        logprobs = self._prompt_logprobs
         info = vllm.PromptInfo(num_prompt_tokens=len(self._prompt_token_ids))
-        if shown.prompt_token_ids:
+        if self._shows_prompt:
             info.token_ids.extend(self._prompt_token_ids)
         if logprobs:
             # Nothing precedes the first token.
             info.logprobs.extend([0.0, *(each.chosen.logprob for each in logprobs)])
             info.ranks.extend([0, *(each.chosen.rank for each in logprobs)])
-            if shown.HasField("prompt_candidates"):
+            if self._has_prompt_candidates:
                 info.candidate_tokens.extend([vllm.CandidateTokenInfo(), *map(_candidates, logprobs)])
         return info
 
     def _output(self, chunk: pb.Chunk) -> vllm.SequenceOutput:
-        shown = self._shown
         output = vllm.SequenceOutput(index=chunk.index, num_tokens=len(chunk.token_ids))
         if self._shows_text:
             output.text = chunk.text
-        if shown.output_token_ids:
+        if self._shows_token_ids:
             output.token_ids.extend(chunk.token_ids)
         if chunk.logprobs:
             output.logprobs.extend(each.chosen.logprob for each in chunk.logprobs)
             output.ranks.extend(each.chosen.rank for each in chunk.logprobs)
-            if shown.HasField("output_candidates"):
+            if self._has_candidates:
                 output.candidate_tokens.extend(map(_candidates, chunk.logprobs))
         self._num_tokens[chunk.index] = self._num_tokens.get(chunk.index, 0) + len(chunk.token_ids)
         if chunk.HasField("finish"):

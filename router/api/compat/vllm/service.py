@@ -24,6 +24,7 @@ from router.api.compat.vllm.pauses import is_paused, pause
 from router.api.grpc_errors import grpc_errors
 from router.errors import Forbidden, InvalidRequest, NoReplica
 from router.intake.intake import Intake
+from router.intake.validation import check_request_id
 from router.replicas.broadcast import ANSWER_TIMEOUT_S
 from router.replicas.replica_set import ReplicaSet
 from router.security.identity import caller
@@ -71,31 +72,40 @@ class InferenceService(InferenceServicer):
         self._intake = intake
 
     async def Generate(self, request: vllm.GenerateRequest, context: Context) -> vllm.GenerateResponse:
-        async with grpc_errors(context, request.request_id):
-            if request.sampling.num_sequences > 1:
+        # A client's message may be large: it is dropped as soon as it is converted, for the stream may last.
+        asked = [request]
+        del request
+        async with grpc_errors(context, asked[0].request_id):
+            if asked[0].sampling.num_sequences > 1:
                 raise InvalidRequest(
-                    f"sampling.num_sequences={request.sampling.num_sequences}: Generate answers with one sequence, "
+                    f"sampling.num_sequences={asked[0].sampling.num_sequences}: Generate answers with one sequence, "
                     "GenerateStream with any number"
                 )
-            async with contextlib.aclosing(self._replies(request, context)) as replies:
+            async with contextlib.aclosing(self._replies(asked, context)) as replies:
                 return joined([reply async for reply in replies])
         raise AssertionError("unreachable")
 
     async def GenerateStream(self, request: vllm.GenerateRequest, context: Context) -> None:
+        asked = [request]
+        del request
         async with (
-            grpc_errors(context, request.request_id),
-            contextlib.aclosing(self._replies(request, context)) as replies,
+            grpc_errors(context, asked[0].request_id),
+            contextlib.aclosing(self._replies(asked, context)) as replies,
         ):
             async for reply in replies:
                 await context.write(reply)
 
     async def _replies(
-        self, request: vllm.GenerateRequest, context: Context
+        self, asked: list[vllm.GenerateRequest], context: Context
     ) -> AsyncGenerator[vllm.GenerateResponse, None]:
-        """Raises RequestError."""
+        """asked: a request alone, which is taken out. Raises RequestError."""
+        request = asked.pop()
         message = generate_request(request, request.request_id or uuid.uuid4().hex, self._intake.model.default_sampling)
-        async with self._intake.open(message, context.time_remaining()) as stream:
-            replies = Replies(request.response)
+        replies = Replies(request.response)
+        del request
+        opening = self._intake.open(message, context.time_remaining())
+        del message
+        async with opening as stream:
             with bounded_reading(stream.outbox):
                 while events := await stream.outbox.take():
                     for event in events:
@@ -139,8 +149,10 @@ class ControlService(ControlServicer):
 
     async def Abort(self, request: vllm.AbortRequest, context: Context) -> vllm.AbortResponse:
         """Passes over ids that are not live: a request may end while it is aborted."""
-        for request_id in request.request_ids:
-            with contextlib.suppress(NoReplica):
+        for request_id in dict.fromkeys(request.request_ids):
+            # What can be no id is not live, and nobody else is asked for it.
+            with contextlib.suppress(NoReplica, InvalidRequest):
+                check_request_id(request_id)
                 await self._intake.live.cancel(request_id)
         return vllm.AbortResponse()
 

@@ -24,8 +24,9 @@ from router.api.compat.tokenizer_archive import TokenizerArchive
 from router.api.compat.vllm_engine.convert import Replies, generate_request
 from router.api.compat.vllm_engine.kv_events import event_batch
 from router.api.grpc_errors import grpc_errors
-from router.errors import Forbidden, NoReplica
+from router.errors import Forbidden, InvalidRequest, NoReplica
 from router.intake.intake import Intake
+from router.intake.validation import check_request_id
 from router.replicas.replica_set import ReplicaSet
 from router.security.identity import caller
 from router.streams.outbox import bounded_write
@@ -52,17 +53,20 @@ class VllmEngineService(VllmEngineServicer):
     async def Generate(self, request: vllm.GenerateRequest, context: Context) -> None:
         self._last_request = time.time()
         request_id = request.request_id or uuid.uuid4().hex
-        async with (
-            grpc_errors(context, request_id),
-            self._intake.open(generate_request(request, request_id), context.time_remaining()) as stream,
-        ):
+        async with grpc_errors(context, request_id):
             replies = Replies(stream=request.stream)
-            await write_replies(stream, replies.take, context)
+            opening = self._intake.open(generate_request(request, request_id), context.time_remaining())
+            # It may be large, and the stream may last.
+            del request
+            async with opening as stream:
+                await write_replies(stream, replies.take, context)
 
     async def Abort(self, request: vllm.AbortRequest, context: Context) -> vllm.AbortResponse:
         """Passes over ids that are not live: a request may end while it is aborted."""
-        for request_id in request.request_ids:
-            with contextlib.suppress(NoReplica):
+        for request_id in dict.fromkeys(request.request_ids):
+            # What can be no id is not live, and nobody else is asked for it.
+            with contextlib.suppress(NoReplica, InvalidRequest):
+                check_request_id(request_id)
                 await self._intake.live.cancel(request_id)
         return vllm.AbortResponse()
 
