@@ -71,7 +71,10 @@ def main() -> int:
 async def _run(kind: Kind, num_messages: int, seed: int) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="fuzz-") as directory:
         async with kind.opened(Path(directory)) as edge:
-            return await fuzz(kind, edge, num_messages, seed)
+            outcome = await fuzz(kind, edge, num_messages, seed)
+    if not outcome.failure and outcome.most_held_s > kind.most_held_s > 0:
+        outcome.failure = f"the event loop was held for {outcome.most_held_s:.3f} s, more than {kind.most_held_s:g}"
+    return outcome
 
 
 async def _replay(kind: Kind, message: bytes) -> str:
@@ -98,17 +101,19 @@ def _as_dict(outcome: Outcome) -> dict[str, object]:
     return {
         "edge": outcome.edge, "seed": outcome.seed, "messages": outcome.num_messages,
         "seconds": round(outcome.seconds, 1), "slowest_s": round(outcome.slowest_s, 3),
+        "most_held_s": round(outcome.most_held_s, 3),
         "rss_mib": round(outcome.rss_mib), "peak_mib": round(outcome.peak_mib),
         "became": dict(outcome.became.most_common()), "failure": outcome.failure,
     }  # fmt: skip
 
 
 def _show(outcomes: list[Outcome]) -> None:
-    table = Table("edge", "messages", "s", "slowest ms", "MiB more", "what became of them", box=None)
+    table = Table("edge", "messages", "s", "slowest ms", "held ms", "MiB more", "what became of them", box=None)
     for each in outcomes:
         became = ", ".join(f"{count:,} {what}" for what, count in each.became.most_common(5))
         table.add_row(
             each.edge, f"{each.num_messages:,}", f"{each.seconds:.0f}", f"{each.slowest_s * 1000:.0f}",
+            f"{each.most_held_s * 1000:.0f}" if each.most_held_s else "",
             f"{each.peak_mib - each.rss_mib:.0f}", f"[red]{each.failure}[/]" if each.failure else became,
         )  # fmt: skip
     Console().print(table)

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from benchmarks.fuzz.edge import fuzz
-from benchmarks.fuzz.edges import KINDS
+from benchmarks.fuzz.edges import KINDS, elements
 from benchmarks.fuzz.edges.client_grpc import REQUESTS
 from benchmarks.fuzz.mutation import malformed
 from protos import inference_pb2 as pb
@@ -37,6 +37,16 @@ def _quiet():
     logging.getLogger("octavo").setLevel(logging.CRITICAL)
     yield
     logging.getLogger("octavo").setLevel(level)
+
+
+async def test_messages_of_as_many_elements_as_have_room_do_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elements, "LARGEST_BYTES", 2**18)
+    async with KINDS["elements"].opened(tmp_path) as edge:
+        outcome = await fuzz(KINDS["elements"], edge, 150, seed=3)
+    assert not outcome.failure, f"{outcome.failure}; the message: {outcome.message[:100]!r}"
+    assert {"invalid_argument", "answered"} <= set(outcome.became), outcome.became
 
 
 @pytest.mark.parametrize("name", EDGES)
