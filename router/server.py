@@ -160,6 +160,7 @@ class RouterServer:
             telemetry=RequestTelemetry(self.metrics, self._tracing, log_requests=options.enable_log_requests),
             items=self._items,
             buffer_bytes=options.stream_buffer_bytes,
+            answers_bytes=options.max_answers_bytes,
             trusts_templates=options.trust_request_chat_template,
             tool_call_parser=options.tool_call_parser,
             reasoning_parser=options.reasoning_parser,

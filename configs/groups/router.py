@@ -82,6 +82,17 @@ class RouterOptions(BaseModel):
         ge=65_536,
         le=2**36,
     )
+    max_answers_bytes: int = option(
+        ROUTER,
+        2**30,
+        "Bytes of answers that come whole (without stream) and are not sent yet, which a router process holds at once; "
+        "answers below 64 KiB do not count. A caller (tenant, or connection if there are no keys) gets at most as many "
+        "as are free: one alone half of them. Beyond that, an answer ends with status 429 or RESOURCE_EXHAUSTED; one "
+        "whose n x max_tokens x logprobs could never fit, at 64 bytes a logprob, is refused with 400 or "
+        "INVALID_ARGUMENT.",
+        ge=2**20,
+        le=2**40,
+    )
     strict_fields: bool = option(
         ROUTER,
         False,

@@ -28,6 +28,7 @@ from router.intake.outputs import Outputs, includes_reasoning
 from router.intake.prompts import Prompts
 from router.intake.thinking import check_enforced
 from router.intake.validation import resolve_logprobs, resolve_sampling
+from router.intake.whole_answers import WholeAnswers
 from router.parsing.grammar import enforced_schemas
 from router.replicas.dispatcher import Dispatcher
 from router.replicas.replica_set import ReplicaSet
@@ -68,11 +69,13 @@ class Intake:
         telemetry: RequestTelemetry,
         items: Items,
         buffer_bytes: int,
+        answers_bytes: int = 2**30,
         trusts_templates: bool = False,
         tool_call_parser: str = "auto",
         reasoning_parser: str = "auto",
     ) -> None:
-        """buffer_bytes: option stream_buffer_bytes. trusts_templates: option trust_request_chat_template.
+        """buffer_bytes, answers_bytes: options stream_buffer_bytes and max_answers_bytes. trusts_templates: option
+        trust_request_chat_template.
 
         tool_call_parser, reasoning_parser: the options. Raises ValueError if they do not go together.
         """
@@ -91,6 +94,8 @@ class Intake:
         self._telemetry = telemetry
         self._buffer_bytes = buffer_bytes
         self.items = items
+        # Room for answers that come whole.
+        self.answers = WholeAnswers(answers_bytes)
         self._prompts = Prompts(tokenizer, items, trusts_templates=trusts_templates)
         self._outputs = Outputs(tokenizer.tokenizer, tool_call_parser, reasoning_parser)
         self._write_queue = WriteQueue()

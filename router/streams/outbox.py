@@ -51,10 +51,24 @@ class WriteQueue:
 
 # Waiting deltas of one choice are joined up to this size: a reader that lags gets few messages, and none too large.
 _JOINED_BYTES = 4 * 1024
+# What a reader takes at once, or one event more: 3,000 logprobs, which take 2 ms to become messages and 5 to be JSON.
+TAKEN_BYTES = 64 * 1024
 
 
 class OutboxFullError(Exception):
     """More bytes wait than the bound allows."""
+
+
+class _Counted:
+    """A message that counts towards the bound, as a delta does."""
+
+    __slots__ = ("_event", "size")
+
+    def __init__(self, event: GenerateResponse) -> None:
+        self._event, self.size = event, event.ByteSize()
+
+    def message(self) -> GenerateResponse:
+        return self._event
 
 
 class Outbox:
@@ -64,7 +78,7 @@ class Outbox:
         self._max_bytes = max_bytes
         self._write_queue = write_queue
         self._num_bytes = 0
-        self._waiting: list[GenerateResponse | Delta] = []
+        self._waiting: list[GenerateResponse | Delta | _Counted] = []
         # By choice: the last waiting delta, if more can be joined to it.
         self._open: dict[int, Delta] = {}
         # True once nothing more comes; `close` sets it.
@@ -74,8 +88,8 @@ class Outbox:
         # The future of a waiting writer, which queues once there is something to write.
         self._wakeup: asyncio.Future[None] | None = None
         self._is_queued = False
-        # Set by `keep`.
-        self._is_kept = False
+        # Set by `keep` and `collect`.
+        self._is_kept = self._is_collected = False
 
     @property
     def is_delivered(self) -> bool:
@@ -88,6 +102,10 @@ class Outbox:
         self._is_kept = True
         self._max_bytes //= 2
 
+    def collect(self) -> None:
+        """Notes that this process reads it, for an answer that comes whole: what waits is no sign of a slow client."""
+        self._is_collected = True
+
     def raise_error(self) -> None:
         """Raises the error that closed it, if one did."""
         if self._error is not None:
@@ -97,8 +115,11 @@ class Outbox:
         """Adds an event. counted: it counts towards the bound, which is for what piles up. Raises OutboxFullError."""
         assert not self.closed
         if counted:
-            self._count(event.ByteSize())
-        self._waiting.append(event)
+            item = _Counted(event)
+            self._count(item.size)
+            self._waiting.append(item)
+        else:
+            self._waiting.append(event)
         self._open.clear()
         self._wake_writer()
 
@@ -143,7 +164,8 @@ class Outbox:
             call()
 
     async def take(self) -> list[GenerateResponse]:
-        """Returns all that waits, at least one event; empty at the end. Raises the error that closed it."""
+        """Returns what waits, at least one event and little more than TAKEN_BYTES; empty at the end. Raises the error
+        that closed it."""
         self._wakeup, self._is_queued = asyncio.get_running_loop().create_future(), False
         if self._waiting or self.closed:
             self._wake_writer()
@@ -153,10 +175,24 @@ class Outbox:
             self._wakeup = None
         if not self._waiting and self._error is not None:
             raise self._error
-        taken, self._waiting = self._waiting, []
+        return [event if isinstance(event, GenerateResponse) else event.message() for event in self._take_first()]
+
+    def _take_first(self) -> list[GenerateResponse | Delta | _Counted]:
+        taken, size = self._waiting, 0
+        if self._num_bytes > TAKEN_BYTES:
+            for count, event in enumerate(taken, 1):
+                size += 0 if isinstance(event, GenerateResponse) else event.size
+                if size >= TAKEN_BYTES and count < len(taken):
+                    self._waiting = taken[count:]
+                    self._num_bytes -= size
+                    # What is left may still grow at its end.
+                    left = set(map(id, self._waiting))
+                    self._open = {index: delta for index, delta in self._open.items() if id(delta) in left}
+                    return taken[:count]
+        self._waiting = []
         self._open.clear()
         self._num_bytes = 0
-        return [event.message() if isinstance(event, Delta) else event for event in taken]
+        return taken
 
     def _wake_writer(self) -> None:
         if self._wakeup is not None and not self._is_queued:
@@ -166,7 +202,7 @@ class Outbox:
     def _count(self, size: int) -> None:
         self._num_bytes += size
         # A single event is allowed, however large; and a client whose writer waits for a turn is not slow.
-        if self._num_bytes > self._max_bytes and self._waiting and self._wakeup is None:
+        if self._num_bytes > self._max_bytes and self._waiting and self._wakeup is None and not self._is_collected:
             raise OutboxFullError
 
 

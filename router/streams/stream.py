@@ -21,7 +21,7 @@ from router.replicas.session import for_scheduler
 from router.request import EndedRequest, Request, finish_reason_name
 from router.security.identity import RateLimits
 from router.streams.choices import Choice, Delta
-from router.streams.outbox import Outbox, OutboxFullError
+from router.streams.outbox import TAKEN_BYTES, Outbox, OutboxFullError
 from router.telemetry.metrics import RouterMetrics
 
 log = logging.getLogger("octavo.router.streams")
@@ -231,11 +231,17 @@ class Stream:
         known = self._prompt_logprobs_end - frame.first_position
         if self.done or known < 0 or known >= len(frame.logprobs):
             return
-        passed_on = pb.PromptLogprobs(first_position=self._prompt_logprobs_end, logprobs=frame.logprobs[known:])
-        self._choices[0].fill_prompt_token_bytes(passed_on.logprobs)
-        self._prompt_logprobs_end += len(passed_on.logprobs)
+        # In parts that a reader takes at once, tokens being of about the same size.
+        num_parts = -(-frame.ByteSize() // TAKEN_BYTES)
+        part = max(-(-len(frame.logprobs) // num_parts), 1)
         try:
-            self.outbox.put(pb.GenerateResponse(prompt_logprobs=passed_on))
+            for start in range(known, len(frame.logprobs), part):
+                passed_on = pb.PromptLogprobs(
+                    first_position=self._prompt_logprobs_end, logprobs=frame.logprobs[start : start + part]
+                )
+                self._choices[0].fill_prompt_token_bytes(passed_on.logprobs)
+                self._prompt_logprobs_end += len(passed_on.logprobs)
+                self.outbox.put(pb.GenerateResponse(prompt_logprobs=passed_on))
         except OutboxFullError:
             self._end_slow_reader()
 

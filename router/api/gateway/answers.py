@@ -1,10 +1,12 @@
 """How answers reach a client that may leave, read nothing, or come again to read the rest."""
 
 import asyncio
+import contextlib
 import logging
 import re
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -18,13 +20,17 @@ from starlette.types import Receive, Scope, Send
 
 from protos import inference_pb2 as pb
 from protos.peers_pb2 import StreamEvent
+from router.api.gateway.encoded import Body
 from router.api.gateway.errors import BadRequestError, body_of
 from router.api.gateway.events import Event
+from router.api.gateway.openai.reply import Reply
 from router.errors import InvalidRequest, RequestError
 from router.intake.attach.attachments import Attachments
 from router.intake.attach.held_streams import HeldStream
 from router.intake.attach.transcript import Transcript
 from router.intake.validation import check_request_id
+from router.intake.whole_answers import AnswerRoom
+from router.replicas.slices import finish_in_slices
 from router.security.identity import caller
 from router.streams import outbox
 
@@ -61,8 +67,72 @@ class EventStream(EventSourceResponse):
             await self._source.aclose()
 
 
+class WholeAnswer(Response):
+    """Sends a body in parts, as its client reads them; each gives its room back. A client that has read nothing for
+    UNREAD_S gets no more."""
+
+    media_type = "application/json"
+
+    def __init__(self, body: Body) -> None:
+        super().__init__(headers={"content-length": str(body.size)})
+        self._body = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        parts, room = self._body.parts, self._body.room
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            while parts:
+                part = parts.popleft()
+                async with asyncio.timeout(outbox.UNREAD_S):
+                    await send({"type": "http.response.body", "body": part, "more_body": bool(parts)})
+                room.shrink(len(part))
+                # Writing to a client that reads as fast gives nobody else a turn.
+                await asyncio.sleep(0)
+        except TimeoutError:
+            log.info("a client has read nothing for %g s: its answer ends", outbox.UNREAD_S)
+        finally:
+            parts.clear()
+            room.close()
+
+
+async def sent_whole(tree: Any, room: AnswerRoom, steps: Iterable[None] = ()) -> Response:
+    """Encodes an answer (gateway.encoded), and hands its room over with it. steps: fill the tree before.
+
+    Raises RequestError, with the room closed."""
+    with contextlib.ExitStack() as held:
+        held.callback(room.close)
+        body = Body(room)
+        await finish_in_slices(iter(steps))
+        await finish_in_slices(body.fill(tree))
+        if len(body.parts) == 1:
+            return Response(body.parts[0], media_type="application/json")
+        held.pop_all()
+        return WholeAnswer(body)
+
+
+async def collected(
+    events: AsyncGenerator[Event, None],
+    reply: Reply,
+    room: AnswerRoom,
+    keep: Callable[[], Awaitable[None]] | None = None,
+) -> Response:
+    """Answers with what the events add up to. room: what `reply` grows in. keep: called once all have come.
+
+    Raises RequestError."""
+    try:
+        async with aclosing(events):
+            async for event in events:
+                reply.take(*event)
+        if keep is not None:
+            await keep()
+        return await sent_whole(reply.whole(), room)
+    except BaseException:
+        room.close()
+        raise
+
+
 async def answered(request: Request, collect: Coroutine[Any, Any, Response]) -> Response:
-    """Answers in one piece, with what `collect` returns. A client that goes away cancels it."""
+    """Answers with what `collect` returns. A client that goes away cancels it."""
 
     async def until_gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":

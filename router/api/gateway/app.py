@@ -1,16 +1,14 @@
 """The HTTP endpoints."""
 
-import asyncio
 import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any
 
-import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,12 +20,13 @@ from starlette.routing import Route
 
 from protos import inference_pb2 as pb
 from router.api.console.pages import Console
-from router.api.gateway.answers import HeldEvents, answered, request_id_of
+from router.api.gateway.answers import HeldEvents, answered, collected, request_id_of, sent_whole
 from router.api.gateway.anthropic.errors import is_anthropics, message_error
 from router.api.gateway.anthropic.reply import MessageReply
 from router.api.gateway.batches.endpoints import Batches
 from router.api.gateway.batches.runner import Runner
 from router.api.gateway.batches.store import BatchStore
+from router.api.gateway.encoded import PART_BYTES, EncodedList, EncodedText, uncounted
 from router.api.gateway.errors import (
     MODEL_NOT_FOUND,
     OUTPUT_ERRORS,
@@ -54,10 +53,12 @@ from router.intake.attach.attachments import Attachments
 from router.intake.attach.held_streams import HeldStreams
 from router.intake.intake import Intake
 from router.intake.validation import check_model_name, check_prompt_length
+from router.intake.whole_answers import AnswerRoom
 from router.security.authentication import KeyMiddleware
 from router.security.identity import ANYONE, Identity, caller
 from router.security.keys import Keys
 from router.telemetry.call_context import TraceMiddleware
+from router.text.tokenizer import Tokenizer
 from runtime.wire import octavo_version
 
 log = logging.getLogger("octavo.router.gateway")
@@ -69,6 +70,8 @@ _NOT_YET = (
 )
 # Bytes of stored responses, where no store is given.
 _MEMORY_BYTES = 2**24
+# Tokens that /tokenize shows in one step: 1 ms.
+_TOKENS = 4096
 
 
 class Gateway:
@@ -177,18 +180,22 @@ class Gateway:
         if parse_outputs(self._intake, messages):
             form = parsed(form)
         request_id = messages[0].request_id if len(messages) == 1 else request_id
+        room, grow = None, uncounted
+        if not form.is_stream:
+            room = self._intake.answers.begin((each.sampling for each in messages), self._intake.max_model_len)
+            grow = room.grow
         if asked.kind == "chat":
-            reply: Reply = ChatReply(form, self._base(f"chatcmpl-{request_id}"), tokens)
+            reply: Reply = ChatReply(form, self._base(f"chatcmpl-{request_id}"), tokens, grow)
         elif asked.kind == "batch":
             assert isinstance(form, BatchForm)
-            reply = BatchReply(form, self._base(f"chatcmpl-{request_id}"), tokens)
+            reply = BatchReply(form, self._base(f"chatcmpl-{request_id}"), tokens, grow)
         elif asked.kind == "messages":
             reply = MessageReply(form, f"msg_{request_id}", self._intake.model.name, tokens)
         else:
             echoes = [await self._text_of(message) for message in messages] if form.has_echo else []
-            reply = CompletionReply(form, self._base(f"cmpl-{request_id}"), len(messages), echoes, tokens)
+            reply = CompletionReply(form, self._base(f"cmpl-{request_id}"), len(messages), echoes, tokens, grow)
         try:
-            answer = await self._answer(request, messages, form, reply)
+            answer = await self._answer(request, messages, form, reply, room)
         except OUTPUT_ERRORS as error:
             raise of_output(error, form.constraint_field, form.schema_field) from None
         self._ignored.tell(asked.ignored, answer)
@@ -204,18 +211,21 @@ class Gateway:
     def _base(self, name: str) -> dict[str, Any]:
         return {"id": name, "created": int(time.time()), "model": self._intake.model.name}
 
-    async def _answer(self, request: Request, messages: list[pb.GenerateRequest], form: Form, reply: Reply) -> Response:
+    async def _answer(
+        self, request: Request, messages: list[pb.GenerateRequest], form: Form, reply: Reply, room: AnswerRoom | None
+    ) -> Response:
+        """room: None: the answer is a stream."""
         # Prompts of one request have its id, and their number.
         is_single = len(messages) == 1
         request_id = messages[0].request_id if is_single else messages[0].request_id.removesuffix("-0")
         seconds = self._held.seconds_of(messages, is_stream=form.is_stream)
-        events = events_of(self._intake, messages, are_kept=seconds > 0)
+        events = events_of(self._intake, messages, are_kept=seconds > 0, is_whole=room is not None)
         if form.stream_interval > 1 and form.is_stream:
             events = in_intervals(events, form.stream_interval)
         if form.has_prompt_text:
             events = self._with_prompt_text(events, reply)
-        if not form.is_stream:
-            return await answered(request, _whole(events, reply))
+        if room is not None:
+            return await answered(request, collected(events, reply, room))
         try:
             # Until there is something to stream, an error can still set the HTTP status.
             first = await anext(events)
@@ -238,15 +248,16 @@ class Gateway:
 
     async def _tokenize(self, request: Request) -> Response:
         asked, token_ids = await self._tokens(request, "tokenize")
+        room = self._intake.answers.begin((), 0)
         shown: dict[str, Any] = {
             "count": len(token_ids),
             "max_model_len": self._intake.max_model_len,
-            "tokens": token_ids,
+            "tokens": EncodedList(room.grow),
         }
+        table = None
         if asked.form.has_token_ids:
-            table = self._intake.tokenizer.tokenizer
-            shown["token_strs"] = [table.token_bytes(token_id).decode(errors="replace") for token_id in token_ids]
-        answer = Response(await asyncio.to_thread(msgspec.json.encode, shown), media_type="application/json")
+            table, shown["token_strs"] = self._intake.tokenizer.tokenizer, EncodedList(room.grow)
+        answer = await sent_whole(shown, room, _shown_tokens(token_ids, table, shown))
         self._ignored.tell(asked.ignored, answer)
         return answer
 
@@ -270,7 +281,11 @@ class Gateway:
             (message,) = asked.messages
             assert isinstance(message, pb.DetokenizeRequest)
             self._check_model(message.model)
-            return JSONResponse({"prompt": await self._intake.detokenize(message)})
+            text = await self._intake.detokenize(message)
+            room = self._intake.answers.begin((), 0)
+            shown = EncodedText(grow=room.grow)
+            steps = (shown.add(text[start : start + PART_BYTES]) for start in range(0, len(text), PART_BYTES))
+            return await sent_whole({"prompt": shown}, room, steps)
 
     def _check_model(self, name: str) -> None:
         check_model_name(name, self._intake.model_name)
@@ -325,12 +340,14 @@ async def _sse_chunks(
             yield piece
 
 
-async def _whole(events: AsyncGenerator[Event, None], reply: Reply) -> Response:
-    """Raises RequestError."""
-    async with aclosing(events):
-        async for event in events:
-            reply.take(*event)
-    return JSONResponse(reply.whole())
+def _shown_tokens(token_ids: Sequence[int], table: Tokenizer | None, shown: dict[str, Any]) -> Iterator[None]:
+    """Fills the lists of an answer to /tokenize. table: None: without the tokens' texts."""
+    for start in range(0, len(token_ids), _TOKENS):
+        some = token_ids[start : start + _TOKENS]
+        shown["tokens"].extend(list(some))
+        if table is not None:
+            shown["token_strs"].extend([table.token_bytes(token_id).decode(errors="replace") for token_id in some])
+        yield
 
 
 def _model_json(model: pb.ModelInfo) -> dict[str, Any]:

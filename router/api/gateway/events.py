@@ -50,16 +50,16 @@ async def in_intervals(events: AsyncGenerator[Event, None], num_tokens: int) -> 
 
 
 async def events_of(
-    intake: Intake, messages: list[pb.GenerateRequest], *, are_kept: bool = False
+    intake: Intake, messages: list[pb.GenerateRequest], *, are_kept: bool = False, is_whole: bool = False
 ) -> AsyncGenerator[Event, None]:
     """Yields the events of all messages, which are taken out of the list: they may be large, and streams may last.
-    Closing it ends the streams. are_kept: they may stay unread.
+    Closing it ends the streams. are_kept: they may stay unread. is_whole: they become one answer.
 
     Raises RequestError. If one of several streams fails, the others end, as in vLLM, and the error names its prompt.
     """
     count = len(messages)
     if count == 1:
-        async with aclosing(_events(intake, messages, are_kept=are_kept)) as events:
+        async with aclosing(_events(intake, messages, are_kept=are_kept, is_whole=is_whole)) as events:
             async for event in events:
                 yield 0, event
         return
@@ -67,7 +67,7 @@ async def events_of(
 
     async def pass_on(index: int, message: list[pb.GenerateRequest]) -> None:
         try:
-            async with aclosing(_events(intake, message, are_kept=are_kept)) as events:
+            async with aclosing(_events(intake, message, are_kept=are_kept, is_whole=is_whole)) as events:
                 async for event in events:
                     await queue.put((index, event))
             await queue.put((index, None))
@@ -96,10 +96,12 @@ async def events_of(
 
 
 async def _events(
-    intake: Intake, message: list[pb.GenerateRequest], *, are_kept: bool
+    intake: Intake, message: list[pb.GenerateRequest], *, are_kept: bool, is_whole: bool
 ) -> AsyncGenerator[pb.GenerateResponse, None]:
     """message: one, which is taken out."""
     async with keeping(intake, message.pop()) if are_kept else intake.open(message.pop(), None) as stream:
+        if is_whole:
+            stream.outbox.collect()
         events = await _first_of(stream.outbox)
         while events:
             for event in events:

@@ -6,9 +6,9 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
 from dataclasses import replace
 from http import HTTPStatus
+from itertools import chain
 from typing import Any, Self
 
 import msgspec
@@ -17,7 +17,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from protos import inference_pb2 as pb
-from router.api.gateway.answers import HeldEvents, answered, request_id_of
+from router.api.gateway.answers import HeldEvents, answered, collected, request_id_of
+from router.api.gateway.encoded import encode, parts_of
 from router.api.gateway.errors import OUTPUT_ERRORS, BadRequestError, of_output
 from router.api.gateway.events import Event, events_of, parse_outputs
 from router.api.gateway.ignored import IgnoredFields
@@ -28,6 +29,7 @@ from router.api.gateway.responses.reply import ResponseReply
 from router.api.gateway.responses.store import Store, StoreError
 from router.errors import RequestError, Unavailable
 from router.intake.intake import Intake
+from router.intake.whole_answers import AnswerRoom
 from router.security.identity import caller
 
 log = logging.getLogger("octavo.router.gateway")
@@ -59,6 +61,12 @@ class _Said(msgspec.Struct, array_like=True):
             (_URL, part.item.image.url) if part.HasField("item") else ("text", part.text) for part in message.parts
         )
         return cls(message.role, message.content, calls, message.tool_call_id, message.reasoning, parts)
+
+    @property
+    def num_chars(self) -> int:
+        """Characters that may be many."""
+        nested = chain.from_iterable((*self.calls, *self.parts))
+        return len(self.text) + len(self.reasoning) + sum(map(len, nested))
 
     def message(self) -> pb.ChatMessage:
         calls = [pb.ToolCall(id=call_id, name=name, arguments=arguments) for call_id, name, arguments in self.calls]
@@ -115,19 +123,22 @@ class Responses:
             message.chat.messages.extend(each.message() for each in earlier)
             message.chat.messages.extend(own)
         response_id, model = f"resp_{uuid.uuid4().hex}", self._intake.model.name
-        reply = ResponseReply(form, response_id, int(time.time()), model, self._intake.tokenizer.tokenizer)
+        # A stream's last event has the whole response, too.
+        room = self._intake.answers.begin((message.sampling,), self._intake.max_model_len)
+        tokens = self._intake.tokenizer.tokenizer
+        reply = ResponseReply(form, response_id, int(time.time()), model, tokens, room.grow)
         keep = functools.partial(self._keep, response_id, reply, said) if form.is_stored else _keep_nothing
         if form.is_stored and not can_be_stored:
             reply.not_stored()
             keep = _keep_nothing
         request_id, seconds = message.request_id, self._held.seconds_of([message], is_stream=form.is_stream)
         del message
-        events = events_of(self._intake, messages, are_kept=seconds > 0)
+        events = events_of(self._intake, messages, are_kept=seconds > 0, is_whole=not form.is_stream)
         try:
             if form.is_stream:
-                answer = await self._stream(events, reply, keep, request_id, seconds)
+                answer = await self._stream(events, reply, room, keep, request_id, seconds)
             else:
-                answer = await answered(request, _whole(events, reply, keep))
+                answer = await answered(request, collected(events, reply, room, keep))
         except OUTPUT_ERRORS as error:
             raise of_output(error, form.constraint_field, form.schema_field) from None
         self._ignored.tell(asked.ignored, answer)
@@ -137,6 +148,7 @@ class Responses:
         self,
         events: AsyncGenerator[Event, None],
         reply: ResponseReply,
+        room: AnswerRoom,
         keep: _Keep,
         request_id: str,
         seconds: float,
@@ -145,7 +157,8 @@ class Responses:
         try:
             # Until there is something to stream, an error can still set the HTTP status.
             first = await anext(events)
-            return self._held.answer(_sse_events(first, events, reply, keep, request_id), events, request_id, seconds)
+            chunks = _sse_events(first, events, reply, room, keep, request_id)
+            return self._held.answer(chunks, events, request_id, seconds)
         except BaseException:
             await events.aclose()
             raise
@@ -191,12 +204,10 @@ class Responses:
             raise _unavailable(error) from None
 
     async def _keep(self, response_id: str, reply: ResponseReply, said: list[_Said]) -> None:
-        response = msgspec.Raw(msgspec.json.encode(reply.whole()))
         answer = _Said(ASSISTANT, reply.text, reply.calls, reasoning=reply.reasoning)
-        stored = _Stored(response, [*said, answer])
-        data = msgspec.json.encode(stored)
+        data = _stored(reply.whole(), [*said, answer])
         try:
-            if len(data) > MAX_STORED_BYTES or not await self._store.put(caller().tenant, response_id, data):
+            if data is None or not await self._store.put(caller().tenant, response_id, data):
                 reply.not_stored()
         except StoreError as error:
             # The answer itself is good, and says that it is not stored.
@@ -204,24 +215,33 @@ class Responses:
             reply.not_stored()
 
 
+def _stored(whole: dict[str, Any], conversation: list[_Said]) -> bytes | None:
+    """Returns what the store gets; None: it is longer than MAX_STORED_BYTES, of which little more is encoded."""
+    response, room = [], MAX_STORED_BYTES - sum(each.num_chars for each in conversation)
+    for part in parts_of(whole):
+        response.append(part)
+        room -= len(part)
+        if room < 0:
+            return None
+    data = msgspec.json.encode(_Stored(msgspec.Raw(b"".join(response)), conversation))
+    return data if len(data) <= MAX_STORED_BYTES else None
+
+
 async def _keep_nothing() -> None:
     pass
 
 
-async def _whole(events: AsyncGenerator[Event, None], reply: ResponseReply, keep: _Keep) -> Response:
-    async with aclosing(events):
-        async for event in events:
-            reply.take(*event)
-    await keep()
-    return JSONResponse(reply.whole())
-
-
 async def _sse_events(
-    first: Event, rest: AsyncGenerator[Event, None], reply: ResponseReply, keep: _Keep, request_id: str
+    first: Event,
+    rest: AsyncGenerator[Event, None],
+    reply: ResponseReply,
+    room: AnswerRoom,
+    keep: _Keep,
+    request_id: str,
 ) -> AsyncGenerator[dict[str, str], None]:
-    for shown in reply.opening():
-        yield _sse(shown)
     try:
+        for shown in reply.opening():
+            yield _sse(shown)
         event: Event | None = first
         while event is not None:
             for shown in reply.delta(*event):
@@ -237,10 +257,12 @@ async def _sse_events(
     except Exception as error:
         log.exception("a stream failed", extra={"request_id": request_id})
         yield _sse(reply.failed(error))
+    finally:
+        room.close()
 
 
 def _sse(shown: dict[str, Any]) -> dict[str, str]:
-    return {"event": shown["type"], "data": msgspec.json.encode(shown).decode()}
+    return {"event": shown["type"], "data": encode(shown).decode()}
 
 
 def _not_found(request: Request) -> BadRequestError:

@@ -4,25 +4,26 @@ from collections.abc import Iterator
 from typing import Any
 
 from protos import inference_pb2 as pb
+from router.api.gateway.encoded import EncodedList, Grow, uncounted
 from router.api.gateway.openai.form import Form
-from router.api.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
+from router.api.gateway.openai.logprobs import chat_logprobs
 from router.api.gateway.openai.outputs import Output, delta_fields, deltas_of, message_fields
 from router.api.gateway.openai.reply import Reply, TokenTable, finish_of, stop_reason
 
 
 class ChatReply(Reply):
-    def __init__(self, form: Form, base: dict[str, Any], table: TokenTable) -> None:
-        """base: id, created and model."""
-        super().__init__(form, base, 1, table)
+    def __init__(self, form: Form, base: dict[str, Any], table: TokenTable, grow: Grow = uncounted) -> None:
+        """base: id, created and model. grow: as in Reply."""
+        super().__init__(form, base, 1, table, grow)
         if form.is_stream:
             self._base = {"object": "chat.completion.chunk", **base}
         n = form.num_choices
-        self._outputs = [Output() for _ in range(n)]
+        self._outputs = [Output(form.echoed, grow) for _ in range(n)]
         self._has_begun = [False] * n
         self._finish: list[str | None] = [None] * n
         self._stop_reason: list[str | int | None] = [None] * n
-        self._logprobs: list[list[pb.TokenLogprobs]] = [[] for _ in range(n)]
-        self._token_ids: list[list[int]] = [[] for _ in range(n)]
+        self._logprobs = [EncodedList(grow) for _ in range(n)]
+        self._token_ids = [EncodedList(grow) for _ in range(n)]
 
     def pieces(self, prompt: int, event: pb.GenerateResponse) -> list[dict[str, str]]:
         piece = self.take(prompt, event)
@@ -40,9 +41,11 @@ class ChatReply(Reply):
             self._finish[index], self._stop_reason[index] = finish, stop_reason(chunk.finish)
         if not form.is_stream:
             self._outputs[index].add(deltas)
-            self._logprobs[index] += logprobs
+            if form.num_logprobs is not None and logprobs:
+                shown = chat_logprobs(logprobs, as_ids=form.has_ids_for_tokens)
+                self._logprobs[index].extend(shown["content"])
             if form.has_token_ids:
-                self._token_ids[index] += token_ids
+                self._token_ids[index].extend(list(token_ids))
             return None
         begins, self._has_begun[index] = not self._has_begun[index], True
         delta = delta_fields(deltas)
@@ -71,23 +74,25 @@ class ChatReply(Reply):
 
     def whole(self) -> dict[str, Any]:
         form = self._form
-        choices: list[dict[str, Any]] = []
-        for index, output in enumerate(self._outputs):
-            said = message_fields(output, form.echoed)
-            choice: dict[str, Any] = {
-                "index": index,
-                "message": {"role": form.role, **said, "refusal": None},
-                "logprobs": self._shown(self._logprobs[index]),
-                "finish_reason": self._finish[index],
-                "stop_reason": self._stop_reason[index],
-            }
-            if form.has_token_ids:
-                choice["token_ids"] = self._token_ids[index]
-            choices.append(choice)
+        choices = map(self._whole_choice, range(form.num_choices))
         whole = {"object": "chat.completion", **self._base, "choices": choices, "usage": self.usage}
         if form.num_prompt_logprobs is not None:
-            whole["prompt_logprobs"] = prompt_logprobs(self._prompt_logprobs[0], form.num_prompt_logprobs)
+            whole["prompt_logprobs"] = self._prompt_logprobs[0]
         return {**whole, **self._of_prompt()}
+
+    def _whole_choice(self, index: int) -> dict[str, Any]:
+        form = self._form
+        said = message_fields(self._outputs[index])
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": {"role": form.role, **said, "refusal": None},
+            "logprobs": None if form.num_logprobs is None else {"content": self._logprobs[index]},
+            "finish_reason": self._finish[index],
+            "stop_reason": self._stop_reason[index],
+        }
+        if form.has_token_ids:
+            choice["token_ids"] = self._token_ids[index]
+        return choice
 
     def _shown(self, logprobs: Any) -> dict[str, Any] | None:
         form = self._form

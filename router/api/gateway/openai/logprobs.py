@@ -4,6 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from protos import inference_pb2 as pb
+from router.api.gateway.encoded import EncodedList, Grow
+
+# The fields of a completion's logprobs.
+_LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 def chat_logprobs(logprobs: Sequence[pb.TokenLogprobs], *, as_ids: bool = False) -> dict[str, Any]:
@@ -31,22 +35,53 @@ def completion_logprobs(
     }
 
 
-def echoed_logprobs(
-    first: pb.TokenLogprob, logprobs: Sequence[pb.TokenLogprobs], num_top: int, *, as_ids: bool
-) -> dict[str, Any]:
-    """Returns those of a whole prompt. first: its first token, which nothing precedes. logprobs: of the others."""
-    shown = completion_logprobs(logprobs, len(text_of(first)), as_ids=as_ids)
-    top = [{_name(top, as_ids): top.logprob for top in each.top[:num_top]} for each in logprobs]
-    return {
-        "tokens": [_name(first, as_ids), *shown["tokens"]],
-        "token_logprobs": [None, *shown["token_logprobs"]],
-        "top_logprobs": [None, *top],
-        "text_offset": [0, *shown["text_offset"]],
-    }
+class CompletionLogprobs:
+    """The logprobs of a completion that comes whole: four lists, encoded as they grow."""
+
+    __slots__ = ("_as_ids", "_lists", "offset")
+
+    def __init__(self, grow: Grow, before: "CompletionLogprobs | None" = None, *, as_ids: bool) -> None:
+        """before: those of the prompt, if they come first. as_ids: tokens are named token_id:N."""
+        self._as_ids = as_ids
+        self._lists = {name: EncodedList(grow, before and before.shown()[name]) for name in _LISTS}
+        # Characters of the tokens so far.
+        self.offset = 0 if before is None else before.offset
+
+    def add(self, logprobs: Sequence[pb.TokenLogprobs]) -> None:
+        shown = completion_logprobs(logprobs, self.offset, as_ids=self._as_ids)
+        self.offset += sum(len(text_of(each.chosen)) for each in logprobs)
+        self._extend(shown)
+
+    def _extend(self, shown: dict[str, Any]) -> None:
+        for name, values in self._lists.items():
+            values.extend(shown[name])
+
+    def shown(self) -> dict[str, EncodedList]:
+        return self._lists
 
 
-def prompt_logprobs(logprobs: Sequence[pb.TokenLogprobs], num_top: int) -> list[dict[str, Any] | None]:
-    """Returns vLLM's list: for each token of a prompt but the first, {token id: {logprob, rank, decoded_token}}."""
+class EchoedLogprobs(CompletionLogprobs):
+    """Those of a prompt that comes first."""
+
+    __slots__ = ()
+
+    def begin(self, first: pb.TokenLogprob) -> None:
+        """first: its first token, which nothing precedes."""
+        name = _name(first, self._as_ids)
+        self._extend({"tokens": [name], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]})
+        self.offset = len(text_of(first))
+
+    def add_prompt(self, logprobs: Sequence[pb.TokenLogprobs], num_top: int) -> None:
+        shown = completion_logprobs(logprobs, self.offset, as_ids=self._as_ids)
+        shown["top_logprobs"] = [
+            {_name(top, self._as_ids): top.logprob for top in each.top[:num_top]} for each in logprobs
+        ]
+        self.offset += sum(len(text_of(each.chosen)) for each in logprobs)
+        self._extend(shown)
+
+
+def prompt_logprobs(logprobs: Sequence[pb.TokenLogprobs], num_top: int) -> list[dict[str, Any]]:
+    """Returns a part of vLLM's list, {token id: {logprob, rank, decoded_token}} for each token."""
 
     def one(each: pb.TokenLogprobs) -> dict[str, Any]:
         shown = [each.chosen, *each.top[:num_top]]
@@ -55,7 +90,7 @@ def prompt_logprobs(logprobs: Sequence[pb.TokenLogprobs], num_top: int) -> list[
             for token in shown
         }
 
-    return [None, *map(one, logprobs)]
+    return list(map(one, logprobs))
 
 
 def text_of(token: pb.TokenLogprob) -> str:

@@ -4,54 +4,41 @@ from collections.abc import Iterable
 from typing import Any
 
 from protos import inference_pb2 as pb
+from router.api.gateway.encoded import EncodedText, Grow, uncounted
 
 
 class Call:
     """A tool call of an output."""
 
-    __slots__ = ("_arguments", "call_id", "name")
+    __slots__ = ("arguments", "call_id", "name")
 
-    def __init__(self, piece: pb.ToolCallDelta) -> None:
+    def __init__(self, piece: pb.ToolCallDelta, grow: Grow) -> None:
         self.call_id, self.name = piece.id, piece.name
-        self._arguments = [piece.arguments]
-
-    def add(self, arguments: str) -> None:
-        self._arguments.append(arguments)
-
-    @property
-    def arguments(self) -> str:
-        return "".join(self._arguments)
+        self.arguments = EncodedText(piece.arguments, grow)
 
 
 class Output:
     """One choice's output."""
 
-    __slots__ = ("_content", "_reasoning", "calls")
+    __slots__ = ("_grow", "calls", "content", "reasoning")
 
-    def __init__(self) -> None:
-        self._content: list[str] = []
-        self._reasoning: list[str] = []
+    def __init__(self, echoed: str = "", grow: Grow = uncounted) -> None:
+        """echoed: what comes before the content. grow: counts what is kept."""
+        self._grow = grow
+        self.content, self.reasoning = EncodedText(echoed, grow), EncodedText(grow=grow)
         self.calls: list[Call] = []
-
-    @property
-    def content(self) -> str:
-        return "".join(self._content)
-
-    @property
-    def reasoning(self) -> str:
-        return "".join(self._reasoning)
 
     def add(self, deltas: Iterable[pb.Delta]) -> None:
         for delta in deltas:
             match delta.WhichOneof("kind"):
                 case "content":
-                    self._content.append(delta.content)
+                    self.content.add(delta.content)
                 case "reasoning":
-                    self._reasoning.append(delta.reasoning)
+                    self.reasoning.add(delta.reasoning)
                 case "tool_call" if delta.tool_call.name:
-                    self.calls.append(Call(delta.tool_call))
+                    self.calls.append(Call(delta.tool_call, self._grow))
                 case "tool_call":
-                    self.calls[delta.tool_call.index].add(delta.tool_call.arguments)
+                    self.calls[delta.tool_call.index].arguments.add(delta.tool_call.arguments)
 
 
 def deltas_of(chunk: pb.Chunk, *, is_parsed: bool) -> list[pb.Delta]:
@@ -61,14 +48,15 @@ def deltas_of(chunk: pb.Chunk, *, is_parsed: bool) -> list[pb.Delta]:
     return [pb.Delta(content=chunk.text)] if chunk.text else []
 
 
-def message_fields(output: Output, echoed: str) -> dict[str, Any]:
-    """Returns the fields of a whole message. echoed: what comes before the content."""
-    content, reasoning = echoed + output.content, output.reasoning
-    fields: dict[str, Any] = {"content": content if content or not (output.calls or reasoning) else None}
-    if reasoning:
+def message_fields(output: Output) -> dict[str, Any]:
+    """Returns the fields of a whole message, a tree to encode once."""
+    content, reasoning = output.content, output.reasoning
+    has_others = output.calls or reasoning.num_bytes
+    fields: dict[str, Any] = {"content": content if content.num_bytes or not has_others else None}
+    if reasoning.num_bytes:
         fields.update(_reasoning(reasoning))
     if output.calls:
-        fields["tool_calls"] = [_call(call.call_id, call.name, call.arguments) for call in output.calls]
+        fields["tool_calls"] = (_call(call.call_id, call.name, call.arguments) for call in output.calls)
     return fields
 
 
@@ -98,10 +86,10 @@ def delta_fields(deltas: Iterable[pb.Delta]) -> dict[str, Any]:
     return fields
 
 
-def _reasoning(text: str) -> dict[str, str]:
+def _reasoning(text: Any) -> dict[str, Any]:
     # Newer clients read the first name, older ones the second.
     return {"reasoning": text, "reasoning_content": text}
 
 
-def _call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+def _call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}

@@ -1,12 +1,13 @@
 """What both kinds of replies share: usage, prompts and finishes."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-import msgspec
-
 from protos import inference_pb2 as pb
+from router.api.gateway.encoded import EncodedList, Grow, encode, uncounted
 from router.api.gateway.errors import body_of
 from router.api.gateway.openai.form import Form
+from router.api.gateway.openai.logprobs import EchoedLogprobs, prompt_logprobs
 from router.errors import Internal
 
 _FINISHES = {
@@ -41,15 +42,20 @@ def stop_reason(finish: pb.Finish) -> str | int | None:
 
 
 class Reply:
-    """Folds a request's events into the JSON of its answer: chunks of a stream, or one whole."""
+    """Folds a request's events into the JSON of its answer: chunks of a stream, or one whole, of which each event is
+    encoded as it comes."""
 
-    def __init__(self, form: Form, base: dict[str, Any], num_prompts: int, table: TokenTable) -> None:
-        """base: id, created and model."""
-        self._form, self._base, self._table = form, base, table
-        # Each prompt's tokens, kept if they are shown, and its logprobs.
-        self.prompts: list[list[int]] = [[] for _ in range(num_prompts)]
-        self._prompt_logprobs: list[list[pb.TokenLogprobs]] = [[] for _ in range(num_prompts)]
-        self._shows_prompts = form.has_token_ids or form.has_echo or form.has_prompt_text
+    def __init__(
+        self, form: Form, base: dict[str, Any], num_prompts: int, table: TokenTable, grow: Grow = uncounted
+    ) -> None:
+        """base: id, created and model. grow: counts what is kept."""
+        self._form, self._base, self._table, self._grow = form, base, table, grow
+        # Each prompt's tokens and logprobs, as far as they are shown.
+        self.prompts = [EncodedList(grow) for _ in range(num_prompts)]
+        has_logprobs = form.num_prompt_logprobs is not None and not form.is_stream
+        self._prompt_logprobs = [EncodedList(grow) for _ in range(num_prompts if has_logprobs else 0)]
+        has_echoed = form.has_echo and form.num_logprobs is not None
+        self._echoed = [EchoedLogprobs(grow, as_ids=form.has_ids_for_tokens) for _ in range(num_prompts * has_echoed)]
         self._num_prompt_tokens = self._num_cached = self._num_output = 0
         self._num_drafts = self._num_accepted = 0
         # Known at the end, of outputs that are parsed.
@@ -75,10 +81,9 @@ class Reply:
                 return piece
             case "started":
                 self._num_prompt_tokens += len(event.started.prompt_token_ids)
-                if self._shows_prompts:
-                    self.prompts[prompt] = list(event.started.prompt_token_ids)
+                self._take_prompt(prompt, event.started.prompt_token_ids)
             case "prompt_logprobs":
-                self._prompt_logprobs[prompt] += event.prompt_logprobs.logprobs
+                self._take_prompt_logprobs(prompt, event.prompt_logprobs)
             case "finished":
                 usage = event.finished.usage
                 self._num_cached += usage.cached_tokens
@@ -87,6 +92,23 @@ class Reply:
                 if self._form.is_parsed:
                     self._num_reasoning = (self._num_reasoning or 0) + usage.reasoning_tokens
         return None
+
+    def _take_prompt(self, prompt: int, token_ids: Sequence[int]) -> None:
+        if self._form.has_token_ids:
+            self.prompts[prompt].extend(list(token_ids))
+        if self._prompt_logprobs:
+            # Nothing precedes the first token.
+            self._prompt_logprobs[prompt].extend([None])
+        if self._echoed:
+            first = pb.TokenLogprob(token_id=token_ids[0], token=self._table.token_bytes(token_ids[0]))
+            self._echoed[prompt].begin(first)
+
+    def _take_prompt_logprobs(self, prompt: int, frame: pb.PromptLogprobs) -> None:
+        form = self._form
+        if self._prompt_logprobs:
+            self._prompt_logprobs[prompt].extend(prompt_logprobs(frame.logprobs, form.num_prompt_logprobs or 0))
+        if self._echoed:
+            self._echoed[prompt].add_prompt(frame.logprobs, form.num_logprobs or 0)
 
     def _take_chunk(self, prompt: int, chunk: pb.Chunk) -> dict[str, Any] | None:
         raise NotImplementedError
@@ -121,6 +143,7 @@ class Reply:
         return {**self._base, "choices": [], "usage": self.usage}
 
     def whole(self) -> dict[str, Any]:
+        """Returns the whole answer, a tree to encode once (gateway.encoded)."""
         raise NotImplementedError
 
     # --- Server-sent events, as EventSourceResponse takes them
@@ -140,4 +163,4 @@ class Reply:
         return self._sent(body_of(error))
 
     def _sent(self, piece: dict[str, Any]) -> dict[str, str]:
-        return {"data": msgspec.json.encode(piece).decode()}
+        return {"data": encode(piece).decode()}

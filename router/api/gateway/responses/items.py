@@ -3,6 +3,7 @@
 from typing import Any
 
 from protos import inference_pb2 as pb
+from router.api.gateway.encoded import EncodedList, Grow, uncounted
 from router.api.gateway.openai.form import ASSISTANT
 
 # Kinds of deltas, with the beginnings of their items' ids.
@@ -16,13 +17,16 @@ Event = tuple[str, dict[str, Any]]
 class Item:
     """A message, reasoning, or a call."""
 
-    def __init__(self, kind: str, index: int, response_id: str, call: pb.ToolCallDelta | None = None) -> None:
-        """kind: of its deltas. index: its position in the output. call: the first piece of a call."""
+    def __init__(
+        self, kind: str, index: int, response_id: str, call: pb.ToolCallDelta | None = None, grow: Grow = uncounted
+    ) -> None:
+        """kind: of its deltas. index: its position in the output. call: the first piece of a call. grow: counts its
+        logprobs."""
         self.kind, self.index, self.call = kind, index, call
         own = response_id.removeprefix("resp_")
         self._id = f"{_PREFIXES[kind]}_{own}" + (f"_{index}" if index else "")
         self._texts: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._logprobs = EncodedList(grow)
         self.is_done = False
 
     @property
@@ -31,13 +35,13 @@ class Item:
         return "".join(self._texts)
 
     def shown(self, status: str, *, is_empty: bool = False) -> dict[str, Any]:
-        """is_empty: as it begins."""
+        """Returns it as it is now, a tree to encode once. is_empty: as it begins."""
         item: dict[str, Any] = {"id": self._id, "status": status}
         text = "" if is_empty else self.text
         if self.call is not None:
             call = {"call_id": self.call.id, "name": self.call.name, "arguments": text}
             return {"type": "function_call", **item, **call}
-        content = [] if is_empty else [self._part(text)]
+        content = iter([] if is_empty else [self._part(text)])
         if self.kind == "reasoning":
             return {"type": "reasoning", **item, "summary": [], "content": content}
         return {"type": "message", **item, "role": ASSISTANT, "content": content}
@@ -52,7 +56,7 @@ class Item:
     def add(self, text: str, logprobs: list[dict[str, Any]]) -> list[Event]:
         """logprobs: of a message's text."""
         self._texts.append(text)
-        self._logprobs += logprobs
+        self._logprobs.extend(logprobs)
         if not text and not logprobs:
             return []
         if self.kind == "tool_call":

@@ -1,8 +1,10 @@
 """The reply to a request for a response, whole or as typed events."""
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from protos import inference_pb2 as pb
+from router.api.gateway.encoded import Grow, uncounted
 from router.api.gateway.errors import body_of, http_status
 from router.api.gateway.openai.logprobs import chat_logprobs
 from router.api.gateway.openai.outputs import deltas_of
@@ -16,7 +18,15 @@ _TOO_MANY = 429
 class ResponseReply(Reply):
     """Its output is items: reasoning, messages of one part of text, and calls. It has a message if it has no other."""
 
-    def __init__(self, form: ResponseForm, response_id: str, created: int, model: str, table: TokenTable) -> None:
+    def __init__(
+        self,
+        form: ResponseForm,
+        response_id: str,
+        created: int,
+        model: str,
+        table: TokenTable,
+        grow: Grow = uncounted,
+    ) -> None:
         base = {
             "id": response_id,
             "object": "response",
@@ -25,7 +35,7 @@ class ResponseReply(Reply):
             "background": False,
             **form.shown,
         }
-        super().__init__(form, base, 1, table)
+        super().__init__(form, base, 1, table, grow)
         self._response_id = response_id
         self._items: list[Item] = []
         self._finish: str | None = None
@@ -126,7 +136,7 @@ class ResponseReply(Reply):
         self._show(self._items[-1].add(text, logprobs))
 
     def _begin(self, kind: str, call: pb.ToolCallDelta | None = None) -> None:
-        self._items.append(Item(kind, len(self._items), self._response_id, call))
+        self._items.append(Item(kind, len(self._items), self._response_id, call, self._grow))
         self._show(self._items[-1].begin())
 
     def _end(self) -> None:
@@ -150,12 +160,12 @@ class ResponseReply(Reply):
     def _text_of(self, kind: str) -> str:
         return "".join(item.text for item in self._items if item.kind == kind)
 
-    def _output(self, status: str) -> list[dict[str, Any]]:
+    def _output(self, status: str) -> Iterator[dict[str, Any]]:
         """status: of the last item."""
         *whole, last = self._items or [Item("content", 0, self._response_id)]
-        return [*(item.shown("completed") for item in whole), last.shown(status)]
+        return (item.shown(status if item is last else "completed") for item in (*whole, last))
 
-    def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+    def _response(self, status: str, output: Iterable[dict[str, Any]]) -> dict[str, Any]:
         own = {"status": status, "error": None, "incomplete_details": None, "output": output, "usage": None}
         return {**self._base, **own}
 
