@@ -9,6 +9,7 @@ import grpc.aio
 from protos import inference_pb2 as pb
 from protos.inference_pb2_grpc import InferenceServicer
 from router.api.grpc_errors import grpc_errors
+from router.api.whole_messages import MESSAGE_BYTES, WholeResult, write_whole, writes_answer
 from router.intake import validation
 from router.intake.attach.attachments import Attachments
 from router.intake.attach.transcript import Reader
@@ -31,16 +32,25 @@ class InferenceService(InferenceServicer):
         async with opened as (_, reader):
             await _pass_on(reader, context)
 
-    async def GenerateUnary(self, request: pb.GenerateRequest, context: Context) -> pb.GenerateResult:
-        result = pb.GenerateResult()
+    @writes_answer
+    async def GenerateUnary(self, request: pb.GenerateRequest, context: Context) -> None:
+        answers, longest, sampling = self._intake.answers, self._intake.max_model_len, request.sampling
+        async with grpc_errors(context, request.request_id):
+            # Refused here, and not once it has been computed.
+            room = answers.begin((sampling,), longest, max_bytes=MESSAGE_BYTES)
         opened = self._opened(request, context)
-        del request
-        async with opened as (stream, reader):
-            result.choices.extend(pb.Choice(index=i, exact=True) for i in range(stream.request.sampling.n))
-            while events := await reader.take():
-                for event in events:
-                    _collect(result, event)
-        return result
+        del request, sampling
+        try:
+            async with opened as (stream, reader):
+                if isinstance(reader, Outbox):
+                    reader.collect()
+                result = WholeResult(stream.request.sampling.n, room)
+                while events := await reader.take():
+                    for event in events:
+                        result.add(event)
+            await write_whole(result.parts(), context)
+        finally:
+            room.close()
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
         async with grpc_errors(context):
@@ -106,34 +116,3 @@ async def _pass_on(reader: Outbox | Reader[pb.GenerateResponse], context: Contex
     while events := await reader.take():
         for event in events:
             await context.write(event)
-
-
-def _collect(result: pb.GenerateResult, event: pb.GenerateResponse) -> None:
-    kind = event.WhichOneof("event")
-    if kind == "started":
-        result.started.CopyFrom(event.started)
-    elif kind == "prompt_logprobs":
-        result.prompt_logprobs.extend(event.prompt_logprobs.logprobs)
-    elif kind == "finished":
-        result.usage.CopyFrom(event.finished.usage)
-    else:
-        chunk = event.chunk
-        choice = result.choices[chunk.index]
-        choice.text += chunk.text
-        choice.token_ids.extend(chunk.token_ids)
-        choice.logprobs.extend(chunk.logprobs)
-        choice.exact = chunk.exact
-        for delta in chunk.deltas:
-            _add_delta(choice, delta)
-        if chunk.HasField("finish"):
-            choice.finish.CopyFrom(chunk.finish)
-
-
-def _add_delta(choice: pb.Choice, delta: pb.Delta) -> None:
-    choice.content += delta.content
-    choice.reasoning += delta.reasoning
-    if delta.HasField("tool_call"):
-        piece = delta.tool_call
-        if piece.index == len(choice.tool_calls):
-            choice.tool_calls.add(id=piece.id, name=piece.name)
-        choice.tool_calls[piece.index].arguments += piece.arguments

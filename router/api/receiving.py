@@ -82,6 +82,18 @@ class Receiving(grpc.aio.ServerInterceptor):
 
             return grpc.stream_stream_rpc_method_handler(answer, response_serializer=serialize)
 
+        # What it writes is serialized already.
+        if getattr(handler.unary_unary, "writes_answer", False):
+
+            async def answer_itself(requests: object, context: grpc.aio.ServicerContext) -> None:
+                async with self._received(context) as message:
+                    try:
+                        await handler.unary_unary(await self._parsed(parse, message), context)
+                    except grpc.aio.AbortError as error:
+                        raise _without_frames(error) from None
+
+            return grpc.stream_stream_rpc_method_handler(answer_itself, response_serializer=None)
+
         async def answer_once(requests: object, context: grpc.aio.ServicerContext) -> Any:
             async with self._received(parse, plan, context) as message:
                 try:

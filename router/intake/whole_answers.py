@@ -15,7 +15,7 @@ from runtime.shares import SharedRoom
 # An answer takes room in such steps, so one below the first step takes none.
 _STEP_BYTES = 64 * 1024
 # What a logprob takes in an answer: as JSON (26 bytes in a completion, 80 in a chat), and in a gRPC message.
-_JSON_BYTES, MESSAGE_BYTES = 64, 20
+_JSON_BYTES, _MESSAGE_BYTES = 64, 20
 _RETRY_S = 1.0
 _INSTEAD = "ask for a stream (stream=true, or the call Generate), or for fewer of n, max_tokens and logprobs"
 
@@ -36,7 +36,7 @@ class WholeAnswers:
         answer is JSON. Raises InvalidRequest for an answer that may be too large for any room.
         """
         # A caller that is alone gets half of all.
-        most, each = (self.shared.size // 2, _JSON_BYTES) if max_bytes is None else (max_bytes, MESSAGE_BYTES)
+        most, each = (self.shared.size // 2, _JSON_BYTES) if max_bytes is None else (max_bytes, _MESSAGE_BYTES)
         asked = list(sampling)
         counts = [_num_logprobs(params, max_model_len) for params in asked]
         if sum(counts) * each > most:
