@@ -37,7 +37,7 @@ class InferenceService(InferenceServicer):
         answers, longest, sampling = self._intake.answers, self._intake.max_model_len, request.sampling
         async with grpc_errors(context, request.request_id):
             # Refused here, and not once it has been computed.
-            room = answers.begin((sampling,), longest, max_bytes=MESSAGE_BYTES)
+            room = answers.begin((sampling,), longest, MESSAGE_BYTES, is_message=True)
         opened = self._opened(request, context)
         del request, sampling
         try:

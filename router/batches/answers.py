@@ -4,6 +4,7 @@ A line's id names the batch and the number of the line in its input, so that an 
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,6 +15,9 @@ from router.batches.lines import Line, Problem
 KEY_DIGITS = 24
 _ID = re.compile(rf"batch_req_([0-9a-f]{{{KEY_DIGITS}}})_([1-9][0-9]{{0,17}})")
 
+# Where the body of an answer comes. JSON has no such byte.
+_HERE = b"\0"
+_PART_BYTES = 2**20
 _LINE_ENDS = {character.encode(): f"\\u{ord(character):04x}".encode() for character in "\x85\u2028\u2029"}
 
 
@@ -35,10 +39,17 @@ def line_id(key: str, number: int) -> str:
     return f"batch_req_{key[:KEY_DIGITS]}_{number}"
 
 
-def answer_line(key: str, line: Line, status: int, body: bytes) -> bytes:
-    """Returns the output line of a request that a server has answered."""
-    own_id = line_id(key, line.number)
-    return _encode(_Written(own_id, line.custom_id, _Response(status, own_id, _as_json(body))))
+def answer_line(key: str, line: Line, status: int, body: bytes, *, is_own: bool = False) -> bytes:
+    """Returns the output line of a request that a server has answered. is_own: this process: it is JSON on one line.
+
+    The body is taken over a part at a time: a thread that does so holds up no other one."""
+    own_id, is_own = line_id(key, line.number), is_own and bool(body)
+    taken = msgspec.Raw(_HERE) if is_own else _as_json(body)
+    written = _encode(_Written(own_id, line.custom_id, _Response(status, own_id, taken)))
+    if not is_own:
+        return written
+    before, _, after = written.partition(_HERE)
+    return b"".join([before, *map(_on_one_line, _parts(body)), after])
 
 
 def problem_line(key: str, line: Line, problem: Problem) -> bytes:
@@ -89,8 +100,22 @@ def _checked(body: bytes) -> bytes:
 
 
 def _encode(written: _Written) -> bytes:
-    line = msgspec.json.encode(written)
+    return _on_one_line(msgspec.json.encode(written)) + b"\n"
+
+
+def _on_one_line(text: bytes) -> bytes:
     # Some readers take these characters for the end of a line, too (Python's str.splitlines).
     for character, escape in _LINE_ENDS.items():
-        line = line.replace(character, escape)
-    return line + b"\n"
+        text = text.replace(character, escape)
+    return text
+
+
+def _parts(body: bytes) -> Iterator[bytes]:
+    """Yields whole characters."""
+    start = 0
+    while start < len(body):
+        end = min(start + _PART_BYTES, len(body))
+        while end < len(body) and body[end] & 0xC0 == 0x80:
+            end -= 1
+        yield body[start:end]
+        start = end

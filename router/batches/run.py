@@ -1,6 +1,7 @@
 """Computes the lines of a batch, some at once, and keeps each answer before its line counts as done."""
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,6 +13,8 @@ from router.batches.lines import Line, LineReader, Problem
 Send = Callable[[str, bytes, str], Awaitable[tuple[int, bytes]]]
 # Bytes of lines that are held at once, but for one line alone.
 _HELD_BYTES = 2**26
+# Answers whose line is encoded on the event loop.
+_SMALL_BYTES = 2**18
 
 
 class BatchRun:
@@ -28,12 +31,14 @@ class BatchRun:
         concurrency: int,
         refusal: Problem | None = None,
         on_line: Callable[[bool], None] = lambda succeeded: None,
+        is_own: bool = False,
     ) -> None:
         """answers, problems: for the output lines of requests that succeed and of others; may be the same one.
         refusal: lines get this problem instead of an answer. on_line: called after each line that is kept, with
-        whether its request succeeded."""
+        whether its request succeeded. is_own: this process answers."""
         self._key, self._reader, self._answers, self._problems = key, reader, answers, problems
         self._send, self._concurrency, self._refusal, self._on_line = send, concurrency, refusal, on_line
+        self._is_own = is_own
         self._reading = asyncio.Lock()
         self._thread = ThreadPoolExecutor(1, "batch-lines")
         self._held, self._room = 0, asyncio.Condition()
@@ -98,6 +103,7 @@ class BatchRun:
             return False
         status, body = await self._send(line.url, line.body, line_id(self._key, line.number))
         journal = self._answers if is_success(status) else self._problems
-        written = answer_line(self._key, line, status, body)
+        encode = functools.partial(answer_line, self._key, line, status, body, is_own=self._is_own)
+        written = encode() if len(body) <= _SMALL_BYTES else await asyncio.to_thread(encode)
         await journal.append(written, line.number, is_success=is_success(status))
         return is_success(status)

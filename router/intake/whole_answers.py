@@ -28,15 +28,21 @@ class WholeAnswers:
         self.shared = SharedRoom(max_bytes)
 
     def begin(
-        self, sampling: Iterable[SamplingParams], max_model_len: int, *, max_bytes: int | None = None
+        self,
+        sampling: Iterable[SamplingParams],
+        max_model_len: int,
+        max_bytes: int | None = None,
+        *,
+        is_message: bool = False,
     ) -> "AnswerRoom":
         """Returns the room of an answer of the caller, which takes none of it yet.
 
-        sampling: of its prompts, as requested. max_model_len: 0: not known. max_bytes: of a gRPC message; None: the
-        answer is JSON. Raises InvalidRequest for an answer that may be too large for any room.
+        sampling: of its prompts, as requested. max_model_len: 0: not known. max_bytes: None: as there is room.
+        is_message: of gRPC, not JSON. Raises InvalidRequest for an answer that may be too large for any room.
         """
         # A caller that is alone gets half of all.
-        most, each = (self.shared.size // 2, _JSON_BYTES) if max_bytes is None else (max_bytes, _MESSAGE_BYTES)
+        most = min(self.shared.size // 2, max_bytes or self.shared.size)
+        each = _MESSAGE_BYTES if is_message else _JSON_BYTES
         asked = list(sampling)
         counts = [_num_logprobs(params, max_model_len) for params in asked]
         if sum(counts) * each > most:

@@ -1,6 +1,6 @@
 """Folds a stream into the replies of a service of SMG's engines, whose messages have fields of the same names."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from protos import inference_pb2 as pb
@@ -21,25 +21,27 @@ class EngineReplies:
         """first_scored: the prompt token from which on logprobs are told."""
         self._stream, self._first_scored = stream, first_scored
         self._prompt_token_ids: list[int] = []
-        self._prompt_logprobs: list[pb.TokenLogprobs] = []
-        # By choice: the chunks that `complete` repeats, the number of tokens, and the finish.
-        self._kept: dict[int, list[pb.Chunk]] = {}
+        # InputLogProbs, and the position after its last one; None without any.
+        self._input_logprobs: Any = None
+        self._input_end = 0
+        # By choice: a GenerateComplete with the tokens that `complete` repeats, the number of tokens, and the finish.
+        self._kept: dict[int, Any] = {}
         self._num_tokens: dict[int, int] = {}
         self._finishes: dict[int, pb.Finish] = {}
 
-    def take(self, event: pb.GenerateResponse) -> list[Any]:
-        """Takes in an event. Returns what is to be sent for it."""
+    def take(self, event: pb.GenerateResponse) -> Iterable[Any]:
+        """Takes in an event. Returns what is to be sent for it, each made when its turn comes."""
         match event.WhichOneof("event"):
             case "started":
                 self._prompt_token_ids = list(event.started.prompt_token_ids)
             case "prompt_logprobs":
-                self._prompt_logprobs.extend(event.prompt_logprobs.logprobs)
+                self._add_input(event.prompt_logprobs.logprobs)
             case "chunk":
                 return self._chunk(event.chunk)
             case "finished":
                 # Only now is the number of cached tokens known.
                 cached_tokens = event.finished.usage.cached_tokens
-                return [self._complete(index, cached_tokens) for index in sorted(self._finishes)]
+                return (self._complete(index, cached_tokens) for index in sorted(self._finishes))
         return []
 
     def _response(self, **kind: Any) -> Any:
@@ -48,10 +50,13 @@ class EngineReplies:
 
     def _chunk(self, chunk: pb.Chunk) -> list[Any]:
         is_first = chunk.index not in self._kept
-        kept = self._kept.setdefault(chunk.index, [])
-        if self._stream:
-            kept.clear()
-        kept.append(chunk)
+        if is_first or self._stream:
+            self._kept[chunk.index] = self.messages.GenerateComplete()
+        kept, told = self._kept[chunk.index], self._output_logprobs(chunk.logprobs)
+        kept.output_ids.extend(chunk.token_ids)
+        if told is not None:
+            # Lists are joined.
+            kept.output_logprobs.MergeFrom(told)
         num_new = len(chunk.token_ids)
         self._num_tokens[chunk.index] = self._num_tokens.get(chunk.index, 0) + num_new
         if chunk.HasField("finish"):
@@ -62,23 +67,22 @@ class EngineReplies:
             token_ids=chunk.token_ids,
             prompt_tokens=len(self._prompt_token_ids),
             completion_tokens=self._num_tokens[chunk.index] if self.counts_all else num_new,
-            output_logprobs=self._output_logprobs(chunk.logprobs),
-            input_logprobs=self._input_logprobs() if is_first else None,
+            output_logprobs=told,
+            input_logprobs=self._input_logprobs if is_first else None,
             index=chunk.index,
         )
         return [self._response(chunk=answer)]
 
     def _complete(self, index: int, cached_tokens: int) -> Any:
-        finish, chunks = self._finishes[index], self._kept[index]
-        token_ids = [token_id for chunk in chunks for token_id in chunk.token_ids]
+        finish, kept = self._finishes[index], self._kept.pop(index)
         answer = self.messages.GenerateComplete(
-            output_ids=token_ids,
+            output_ids=kept.output_ids,
             finish_reason=self.finish_reasons.get(finish.reason, "abort"),
             prompt_tokens=len(self._prompt_token_ids),
-            completion_tokens=self._num_tokens[index] if self.counts_all else len(token_ids),
+            completion_tokens=self._num_tokens[index] if self.counts_all else len(kept.output_ids),
             cached_tokens=cached_tokens,
-            output_logprobs=self._output_logprobs(logprobs for chunk in chunks for logprobs in chunk.logprobs),
-            input_logprobs=self._input_logprobs(),
+            output_logprobs=kept.output_logprobs if kept.HasField("output_logprobs") else None,
+            input_logprobs=self._input_logprobs,
             index=index,
         )
         stop = finish.WhichOneof("stop")
@@ -88,27 +92,30 @@ class EngineReplies:
             answer.matched_token_id = finish.stop_token_id
         return self._response(complete=answer)
 
-    def _input_logprobs(self) -> Any:
-        """Returns one entry a prompt token, None without any. That of the first has no value: nothing precedes it."""
-        if not self._prompt_logprobs:
-            return None
-        messages, first = self.messages, self._first_scored
-        values = [messages.InputTokenLogProb()]
-        values += [messages.InputTokenLogProb(value=each.chosen.logprob) for each in self._prompt_logprobs]
-        tops = [messages.TopLogProbs(), *map(self._top, self._prompt_logprobs)]
-        return messages.InputLogProbs(
-            token_logprobs=values[first:], token_ids=self._prompt_token_ids[first:], top_logprobs=tops[first:]
-        )
+    def _add_input(self, logprobs: Sequence[pb.TokenLogprobs]) -> None:
+        """Adds an entry a prompt token. That of the first has no value: nothing precedes it."""
+        messages = self.messages
+        values = [messages.InputTokenLogProb(value=each.chosen.logprob) for each in logprobs]
+        tops = list(map(self._top, logprobs))
+        if self._input_logprobs is None:
+            first = self._first_scored
+            self._input_logprobs = messages.InputLogProbs(token_ids=self._prompt_token_ids[first:])
+            values, tops = [messages.InputTokenLogProb(), *values], [messages.TopLogProbs(), *tops]
+        # Those before the first one that is told are left out.
+        skipped = max(self._first_scored - self._input_end, 0)
+        self._input_end += len(values)
+        self._input_logprobs.token_logprobs.extend(values[skipped:])
+        self._input_logprobs.top_logprobs.extend(tops[skipped:])
 
-    def _output_logprobs(self, logprobs: Iterable[pb.TokenLogprobs]) -> Any:
-        each = list(logprobs)
-        if not each:
+    def _output_logprobs(self, logprobs: Sequence[pb.TokenLogprobs]) -> Any:
+        """Returns None without any."""
+        if not logprobs:
             return None
         told = self.messages.OutputLogProbs(
-            token_logprobs=[logprob.chosen.logprob for logprob in each],
-            token_ids=[logprob.chosen.token_id for logprob in each],
+            token_logprobs=[each.chosen.logprob for each in logprobs],
+            token_ids=[each.chosen.token_id for each in logprobs],
         )
-        self._tops_of(told).extend(map(self._top, each))
+        self._tops_of(told).extend(map(self._top, logprobs))
         return told
 
     def _tops_of(self, told: Any) -> Any:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import re
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -20,10 +20,10 @@ from starlette.types import Receive, Scope, Send
 
 from protos import inference_pb2 as pb
 from protos.peers_pb2 import StreamEvent
-from router.api.gateway.encoded import Body
+from router.api.gateway.encoded import Body, EncodedList
 from router.api.gateway.errors import BadRequestError, body_of
 from router.api.gateway.events import Event
-from router.api.gateway.openai.reply import Reply
+from router.api.gateway.openai.reply import Reply, TokenTable
 from router.errors import InvalidRequest, RequestError
 from router.intake.attach.attachments import Attachments
 from router.intake.attach.held_streams import HeldStream
@@ -39,6 +39,9 @@ log = logging.getLogger("octavo.router.gateway")
 _LAST_EVENT = "last-event-id"
 # What an event that is kept takes beside its text.
 _EVENT_BYTES = 256
+
+# Tokens that are shown in one step: 1 ms.
+_TOKENS = 4096
 
 Piece = dict[str, str]
 
@@ -108,6 +111,24 @@ async def sent_whole(tree: Any, room: AnswerRoom, steps: Iterable[None] = ()) ->
             return Response(body.parts[0], media_type="application/json")
         held.pop_all()
         return WholeAnswer(body)
+
+
+async def sent_tokens(
+    shown: dict[str, Any], token_ids: Sequence[int], table: TokenTable | None, room: AnswerRoom
+) -> Response:
+    """Answers with a list of tokens, behind what else is shown. table: for their texts; None: without."""
+    tokens, texts = EncodedList(room.grow), EncodedList(room.grow)
+
+    def fill() -> Iterator[None]:
+        for start in range(0, len(token_ids), _TOKENS):
+            some = list(token_ids[start : start + _TOKENS])
+            tokens.extend(some)
+            if table is not None:
+                texts.extend([table.token_bytes(token_id).decode(errors="replace") for token_id in some])
+            yield
+
+    of_tokens = {"tokens": tokens} | ({} if table is None else {"token_strs": texts})
+    return await sent_whole({**shown, **of_tokens}, room, fill())
 
 
 async def collected(

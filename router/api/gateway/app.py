@@ -4,7 +4,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any
@@ -20,13 +20,13 @@ from starlette.routing import Route
 
 from protos import inference_pb2 as pb
 from router.api.console.pages import Console
-from router.api.gateway.answers import HeldEvents, answered, collected, request_id_of, sent_whole
+from router.api.gateway.answers import HeldEvents, answered, collected, request_id_of, sent_tokens, sent_whole
 from router.api.gateway.anthropic.errors import is_anthropics, message_error
 from router.api.gateway.anthropic.reply import MessageReply
 from router.api.gateway.batches.endpoints import Batches
 from router.api.gateway.batches.runner import Runner
 from router.api.gateway.batches.store import BatchStore
-from router.api.gateway.encoded import PART_BYTES, EncodedList, EncodedText, uncounted
+from router.api.gateway.encoded import PART_BYTES, EncodedText, uncounted
 from router.api.gateway.errors import (
     MODEL_NOT_FOUND,
     OUTPUT_ERRORS,
@@ -58,7 +58,6 @@ from router.security.authentication import KeyMiddleware
 from router.security.identity import ANYONE, Identity, caller
 from router.security.keys import Keys
 from router.telemetry.call_context import TraceMiddleware
-from router.text.tokenizer import Tokenizer
 from runtime.wire import octavo_version
 
 log = logging.getLogger("octavo.router.gateway")
@@ -70,8 +69,8 @@ _NOT_YET = (
 )
 # Bytes of stored responses, where no store is given.
 _MEMORY_BYTES = 2**24
-# Tokens that /tokenize shows in one step: 1 ms.
-_TOKENS = 4096
+# Of an answer in a batch's output, whose lines are joined on the event loop: 45 ms.
+_MAX_LINE_BYTES = 64 * 2**20
 
 
 class Gateway:
@@ -118,6 +117,7 @@ class Gateway:
         if batches is not None:
             # Lines of batches have been let in already, with their tenant's identity.
             lines = Starlette(routes=[*completions, *own], exception_handlers=_HANDLERS)
+            lines.state.max_answer_bytes = _MAX_LINE_BYTES
             self._runner = Runner(
                 batches, lines, _nobody if keys is None else keys.of_tenant, registry,
                 concurrency=batch_concurrency, max_line_bytes=max_body_bytes,
@@ -182,7 +182,8 @@ class Gateway:
         request_id = messages[0].request_id if len(messages) == 1 else request_id
         room, grow = None, uncounted
         if not form.is_stream:
-            room = self._intake.answers.begin((each.sampling for each in messages), self._intake.max_model_len)
+            most = getattr(request.app.state, "max_answer_bytes", None)
+            room = self._intake.answers.begin((each.sampling for each in messages), self._intake.max_model_len, most)
             grow = room.grow
         if asked.kind == "chat":
             reply: Reply = ChatReply(form, self._base(f"chatcmpl-{request_id}"), tokens, grow)
@@ -248,16 +249,9 @@ class Gateway:
 
     async def _tokenize(self, request: Request) -> Response:
         asked, token_ids = await self._tokens(request, "tokenize")
-        room = self._intake.answers.begin((), 0)
-        shown: dict[str, Any] = {
-            "count": len(token_ids),
-            "max_model_len": self._intake.max_model_len,
-            "tokens": EncodedList(room.grow),
-        }
-        table = None
-        if asked.form.has_token_ids:
-            table, shown["token_strs"] = self._intake.tokenizer.tokenizer, EncodedList(room.grow)
-        answer = await sent_whole(shown, room, _shown_tokens(token_ids, table, shown))
+        shown = {"count": len(token_ids), "max_model_len": self._intake.max_model_len}
+        table = self._intake.tokenizer.tokenizer if asked.form.has_token_ids else None
+        answer = await sent_tokens(shown, token_ids, table, self._intake.answers.begin((), 0))
         self._ignored.tell(asked.ignored, answer)
         return answer
 
@@ -338,16 +332,6 @@ async def _sse_chunks(
     else:
         for piece in reply.last_pieces():
             yield piece
-
-
-def _shown_tokens(token_ids: Sequence[int], table: Tokenizer | None, shown: dict[str, Any]) -> Iterator[None]:
-    """Fills the lists of an answer to /tokenize. table: None: without the tokens' texts."""
-    for start in range(0, len(token_ids), _TOKENS):
-        some = token_ids[start : start + _TOKENS]
-        shown["tokens"].extend(list(some))
-        if table is not None:
-            shown["token_strs"].extend([table.token_bytes(token_id).decode(errors="replace") for token_id in some])
-        yield
 
 
 def _model_json(model: pb.ModelInfo) -> dict[str, Any]:

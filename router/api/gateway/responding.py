@@ -124,7 +124,8 @@ class Responses:
             message.chat.messages.extend(own)
         response_id, model = f"resp_{uuid.uuid4().hex}", self._intake.model.name
         # A stream's last event has the whole response, too.
-        room = self._intake.answers.begin((message.sampling,), self._intake.max_model_len)
+        most = getattr(request.app.state, "max_answer_bytes", None)
+        room = self._intake.answers.begin((message.sampling,), self._intake.max_model_len, most)
         tokens = self._intake.tokenizer.tokenizer
         reply = ResponseReply(form, response_id, int(time.time()), model, tokens, room.grow)
         keep = functools.partial(self._keep, response_id, reply, said) if form.is_stored else _keep_nothing

@@ -141,7 +141,8 @@ class KserveService(GRPCInferenceServiceServicer):
     ) -> AsyncGenerator[pb.ModelInferResponse, None]:
         """messages: one alone, which is taken out. Raises RequestError."""
         message = messages.pop()
-        texts: list[str] = [message.prompt if infer.prepends_input else ""] * max(message.sampling.n, 1)
+        first = message.prompt if infer.prepends_input else ""
+        texts = [[first] for _ in range(max(message.sampling.n, 1))]
         opening = self._intake.open(message, seconds)
         del message
         async with opening as stream:
@@ -153,8 +154,8 @@ class KserveService(GRPCInferenceServiceServicer):
                         chunk = event.chunk
                         final = finish_of(chunk) is not None
                         if not infer.stream:
-                            texts[chunk.index] += chunk.text
+                            texts[chunk.index].append(chunk.text)
                         elif chunk.text or final:
                             yield infer.response([chunk.text], final=final)
         if not infer.stream:
-            yield infer.response(texts, final=True)
+            yield infer.response(list(map("".join, texts)), final=True)

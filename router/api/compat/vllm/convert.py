@@ -202,16 +202,26 @@ class Replies:
         return info
 
 
-def joined(replies: Sequence[vllm.GenerateResponse]) -> vllm.GenerateResponse:
-    """Returns the responses of one sequence as one."""
-    whole = vllm.GenerateResponse()
-    for reply in replies:
-        text, num_tokens = whole.outputs.text, whole.outputs.num_tokens
+class Joined:
+    """The responses of one sequence as one."""
+
+    def __init__(self) -> None:
+        self._whole = vllm.GenerateResponse()
+        self._texts: list[str] = []
+        self._num_tokens = 0
+
+    def add(self, reply: vllm.GenerateResponse) -> None:
+        self._texts.append(reply.outputs.text)
+        self._num_tokens += reply.outputs.num_tokens
         # Lists are joined by MergeFrom; texts and numbers are replaced.
-        whole.MergeFrom(reply)
-        whole.outputs.text = text + reply.outputs.text
-        whole.outputs.num_tokens = num_tokens + reply.outputs.num_tokens
-    return whole
+        reply.outputs.ClearField("text")
+        self._whole.MergeFrom(reply)
+
+    def message(self) -> vllm.GenerateResponse:
+        whole = self._whole
+        if self._texts:
+            whole.outputs.text, whole.outputs.num_tokens = "".join(self._texts), self._num_tokens
+        return whole
 
 
 def _candidates(logprobs: pb.TokenLogprobs) -> vllm.CandidateTokenInfo:

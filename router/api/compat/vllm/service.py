@@ -19,7 +19,7 @@ from protos.vllm_pb2_grpc import (
     add_ControlServicer_to_server,
     add_InferenceServicer_to_server,
 )
-from router.api.compat.vllm.convert import Replies, generate_request, joined
+from router.api.compat.vllm.convert import Joined, Replies, generate_request
 from router.api.compat.vllm.pauses import is_paused, pause
 from router.api.grpc_errors import grpc_errors
 from router.errors import Forbidden, InvalidRequest, NoReplica
@@ -32,6 +32,9 @@ from router.streams.outbox import bounded_reading
 from runtime.wire import KV_EVENTS_WAITING, octavo_version
 
 Context = grpc.aio.ServicerContext
+
+# Of an answer that comes whole; gRPC serializes it on the event loop.
+_ANSWER_BYTES = 16 * 2**20
 
 _ADAPTERS = "no adapters are served"
 _WEIGHTS = "weights are read when a worker starts: start replicas with other ones"
@@ -81,8 +84,13 @@ class InferenceService(InferenceServicer):
                     f"sampling.num_sequences={asked[0].sampling.num_sequences}: Generate answers with one sequence, "
                     "GenerateStream with any number"
                 )
+            whole, room = Joined(), self._intake.answers.begin((), 0, _ANSWER_BYTES, is_message=True)
             async with contextlib.aclosing(self._replies(asked, context)) as replies:
-                return joined([reply async for reply in replies])
+                with contextlib.closing(room):
+                    async for reply in replies:
+                        room.grow(reply.ByteSize())
+                        whole.add(reply)
+                    return whole.message()
         raise AssertionError("unreachable")
 
     async def GenerateStream(self, request: vllm.GenerateRequest, context: Context) -> None:

@@ -224,6 +224,7 @@ class Runner:
             run = BatchRun(
                 record.key, reader, answers, problems, self._send,
                 concurrency=self._concurrency, refusal=refusal, on_line=self._metrics.note_line,
+                is_own=True,
             )  # fmt: skip
             task = asyncio.create_task(run.run())
             self._runs.add(run)
