@@ -53,23 +53,23 @@ class WholeAnswers:
                 f"{_num_top(params)}{prompts} are up to {sum(counts)} logprobs in one answer: at most "
                 f"{most // each} come whole; {_INSTEAD}"
             )
-        return AnswerRoom(self.shared, caller_share(), max_bytes)
+        return AnswerRoom(self.shared, caller_share(), most)
 
 
 class AnswerRoom:
     """The room that one answer takes."""
 
-    def __init__(self, shared: SharedRoom, caller: str, max_bytes: int | None) -> None:
+    def __init__(self, shared: SharedRoom, caller: str, max_bytes: int) -> None:
         self._shared, self._caller, self._max_bytes = shared, caller, max_bytes
         # Bytes of the answer, and those taken for them.
         self._size = self._taken = 0
 
     def grow(self, num_bytes: int) -> None:
-        """Adds bytes. Raises RouterFull if there is no room for them, InvalidRequest if a message would be too long."""
+        """Adds bytes. Raises RouterFull if there is no room for them now, InvalidRequest if there never is."""
         self._size += num_bytes
         if self._size - self._taken < _STEP_BYTES:
             return
-        if self._max_bytes is not None and self._size > self._max_bytes:
+        if self._size > self._max_bytes:
             raise InvalidRequest(
                 f"the answer has more than {self._max_bytes} bytes, the most that come whole; {_INSTEAD}"
             )

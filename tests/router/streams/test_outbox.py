@@ -7,7 +7,7 @@ import pytest
 from protos.inference_pb2 import Finish, GenerateResponse, Started, TokenLogprob, TokenLogprobs
 from router.errors import Cancelled, SlowReader
 from router.streams.choices import Delta
-from router.streams.outbox import Outbox, OutboxFullError, WriteQueue
+from router.streams.outbox import TAKEN_BYTES, Outbox, OutboxFullError, WriteQueue
 
 
 def _outbox(max_bytes: int) -> Outbox:
@@ -159,3 +159,49 @@ async def test_a_writer_that_has_gone_costs_no_turn() -> None:
     assert [event.chunk.text for event in await here.take()] == ["b"]
     gone.put_delta(_delta(0, 1, "c"))
     assert [event.chunk.text for event in await gone.take()] == ["ac"], "unread text must wait for the next reader"
+
+
+async def test_a_reader_takes_little_at_once_and_others_run_in_between() -> None:
+    """A reader that lagged used to get all that waited, which held the event loop for as long as it took to encode."""
+    outbox = _outbox(2**22)
+    for position in range(100):
+        outbox.put_delta(_delta(0, position, "x" * 4000))
+    order: list[int | str] = []
+
+    async def tick() -> None:
+        while not outbox.closed or outbox._waiting:
+            order.append("other")
+            await asyncio.sleep(0)
+
+    ticking = asyncio.create_task(tick())
+    text = ""
+    outbox.close()
+    while events := await outbox.take():
+        size = sum(len(event.chunk.text) for event in events)
+        assert size <= TAKEN_BYTES + 4000
+        text += "".join(event.chunk.text for event in events)
+        order.append(size)
+    await ticking
+    takes = [i for i, what in enumerate(order) if what != "other"]
+    assert len(takes) == 6 and text == "x" * 400_000
+    assert all("other" in order[first:second] for first, second in zip(takes, takes[1:], strict=False))
+
+
+async def test_what_is_left_of_a_take_counts_and_may_grow() -> None:
+    outbox = _outbox(100_000)
+    for position in range(20):
+        outbox.put_delta(_delta(position, 0, "x" * 4000))
+    assert len(await outbox.take()) == 17
+    outbox.put_delta(_delta(19, 1, "y"))
+    with pytest.raises(OutboxFullError):
+        outbox.put_delta(_delta(0, 1, "x" * 90_000))
+    *_, last = await outbox.take()
+    assert (last.chunk.index, last.chunk.text[-2:]) == (19, "xy")
+
+
+async def test_one_who_collects_an_answer_is_no_slow_client() -> None:
+    outbox = _outbox(1000)
+    outbox.collect()
+    for position in range(3):
+        outbox.put_delta(_delta(0, position, "x" * 900))
+    assert sum(len(event.chunk.text) for event in await outbox.take()) == 2700
