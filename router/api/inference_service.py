@@ -48,7 +48,7 @@ class InferenceService(InferenceServicer):
                 while events := await reader.take():
                     for event in events:
                         result.add(event)
-            await write_whole(result.parts(), context)
+            await write_whole(result.take_parts(), context)
         finally:
             room.close()
 

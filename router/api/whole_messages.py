@@ -5,6 +5,7 @@ wire form takes 20, and wire forms that follow each other are the message of the
 """
 
 import asyncio
+from array import array
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -62,13 +63,49 @@ class _Wire:
         return [*self._full, bytes(self._last)]
 
 
+class _Choice:
+    """A choice without its logprobs. A message that grew would keep a copy of its text for each chunk."""
+
+    def __init__(self, index: int) -> None:
+        self._own = pb.Choice(index=index, exact=True)
+        self._token_ids = array("I")
+        self._texts: dict[str, list[str]] = {"text": [], "content": [], "reasoning": []}
+        self._arguments: list[list[str]] = []
+
+    def add(self, chunk: pb.Chunk) -> None:
+        own = self._own
+        own.exact = chunk.exact
+        self._token_ids.extend(chunk.token_ids)
+        self._texts["text"].append(chunk.text)
+        for delta in chunk.deltas:
+            self._texts["content"].append(delta.content)
+            self._texts["reasoning"].append(delta.reasoning)
+            if delta.HasField("tool_call"):
+                piece = delta.tool_call
+                if piece.index == len(self._arguments):
+                    own.tool_calls.add(id=piece.id, name=piece.name)
+                    self._arguments.append([])
+                self._arguments[piece.index].append(piece.arguments)
+        if chunk.HasField("finish"):
+            own.finish.CopyFrom(chunk.finish)
+
+    def message(self) -> pb.Choice:
+        own = self._own
+        own.token_ids.extend(self._token_ids)
+        for name, texts in self._texts.items():
+            setattr(own, name, "".join(texts))
+        for call, arguments in zip(own.tool_calls, self._arguments, strict=True):
+            call.arguments = "".join(arguments)
+        return own
+
+
 class WholeResult:
     """The GenerateResult that a stream's events add up to."""
 
     def __init__(self, num_choices: int, room: AnswerRoom) -> None:
         self._own, self._prompt_logprobs = pb.GenerateResult(), _Wire(room)
         # Of each choice its logprobs, and the rest.
-        self._choices = [(pb.Choice(index=index, exact=True), _Wire(room)) for index in range(num_choices)]
+        self._choices = [(_Choice(index), _Wire(room)) for index in range(num_choices)]
         self._room = room
 
     def add(self, event: pb.GenerateResponse) -> None:
@@ -82,26 +119,19 @@ class WholeResult:
             case "finished":
                 self._own.usage.CopyFrom(event.finished.usage)
             case "chunk":
-                self._add_chunk(event.chunk)
+                chunk = event.chunk
+                choice, scored = self._choices[chunk.index]
+                if chunk.logprobs:
+                    scored.add(pb.Choice(logprobs=chunk.logprobs).SerializeToString())
+                # Texts of deltas are those of the chunk once more.
+                self._room.grow(len(chunk.text) * (2 if chunk.deltas else 1) + 4 * len(chunk.token_ids))
+                choice.add(chunk)
 
-    def _add_chunk(self, chunk: pb.Chunk) -> None:
-        choice, logprobs = self._choices[chunk.index]
-        if chunk.logprobs:
-            logprobs.add(pb.Choice(logprobs=chunk.logprobs).SerializeToString())
-        self._room.grow(len(chunk.text) + 4 * len(chunk.token_ids))
-        choice.text += chunk.text
-        choice.token_ids.extend(chunk.token_ids)
-        choice.exact = chunk.exact
-        for delta in chunk.deltas:
-            _add_delta(choice, delta)
-        if chunk.HasField("finish"):
-            choice.finish.CopyFrom(chunk.finish)
-
-    def parts(self) -> list[bytes]:
-        """Returns the message's wire form."""
+    def take_parts(self) -> list[bytes]:
+        """Returns the message's wire form, once."""
         parts = [self._own.SerializeToString(), *self._prompt_logprobs.take_parts()]
-        for choice, logprobs in self._choices:
-            of_choice = [choice.SerializeToString(), *logprobs.take_parts()]
+        for choice, scored in self._choices:
+            of_choice = [choice.message().SerializeToString(), *scored.take_parts()]
             parts += (_length_delimited(_CHOICES_TAG, sum(map(len, of_choice))), *of_choice)
         return parts
 
@@ -114,13 +144,3 @@ def _length_delimited(tag: int, size: int) -> bytes:
         size >>= 7
     shown.append(size)
     return bytes(shown)
-
-
-def _add_delta(choice: pb.Choice, delta: pb.Delta) -> None:
-    choice.content += delta.content
-    choice.reasoning += delta.reasoning
-    if delta.HasField("tool_call"):
-        piece = delta.tool_call
-        if piece.index == len(choice.tool_calls):
-            choice.tool_calls.add(id=piece.id, name=piece.name)
-        choice.tool_calls[piece.index].arguments += piece.arguments

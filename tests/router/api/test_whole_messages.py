@@ -43,7 +43,7 @@ def test_the_result_is_the_sum_of_the_events() -> None:
         choice.content, choice.reasoning = "c" * length, "r" * length
         choice.tool_calls.add(id="call", name="f", arguments="{}" * length)
     result.add(pb.GenerateResponse(finished=pb.Finished(usage=expected.usage)))
-    parts = result.parts()
+    parts = result.take_parts()
     assert pb.GenerateResult.FromString(b"".join(parts)) == expected
     assert max(map(len, parts)) < 2 * 64 * 1024 < sum(map(len, parts))
 
@@ -51,7 +51,9 @@ def test_the_result_is_the_sum_of_the_events() -> None:
 def test_a_result_that_grows_too_long_ends() -> None:
     room = WholeAnswers(2**30).begin((), 0, 2**20, is_message=True)
     result = WholeResult(1, room)
+    event = pb.GenerateResponse(chunk=pb.Chunk(token_ids=[1], logprobs=[_scored(1)] * 1000))
+    for _ in range(2):
+        result.add(event)
     with pytest.raises(InvalidRequest, match="more than 1048576 bytes"):
-        for position in range(4000):
-            result.add(pb.GenerateResponse(chunk=pb.Chunk(token_ids=[position], logprobs=[_scored(position)])))
+        result.add(event)
     room.close()
