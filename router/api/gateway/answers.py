@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from protos import inference_pb2 as pb
 from protos.peers_pb2 import StreamEvent
-from router.api.gateway.encoded import Body, EncodedList
+from router.api.gateway.encoded import PART_BYTES, Body, EncodedList, parts_of
 from router.api.gateway.errors import BadRequestError, body_of
 from router.api.gateway.events import Event
 from router.api.gateway.openai.reply import Reply, TokenTable
@@ -46,6 +46,24 @@ _TOKENS = 4096
 Piece = dict[str, str]
 
 
+class LongPiece(dict[str, str]):
+    """An event with much data, a tree that is encoded while it is sent."""
+
+    def __init__(self, event: str, tree: dict[str, Any]) -> None:
+        super().__init__(event=event)
+        self._tree = tree
+
+    def parts(self) -> Iterator[bytes]:
+        """Yields the event as it is sent. JSON has no line breaks."""
+        small = bytearray(f"event: {self['event']}\ndata: ".encode())
+        for part in parts_of(self._tree):
+            small += part
+            if len(small) >= PART_BYTES:
+                yield bytes(small)
+                small.clear()
+        yield bytes(small) + b"\n\n"
+
+
 class Source(Protocol):
     """What a stream's chunks are made of."""
 
@@ -56,10 +74,24 @@ class EventStream(EventSourceResponse):
     """Closes its source when the client's connection ends, even before the first chunk, or when the client has read
     nothing for UNREAD_S."""
 
-    def __init__(self, chunks: AsyncGenerator[dict[str, str], None], source: Source) -> None:
+    def __init__(self, chunks: AsyncGenerator[Piece, None], source: Source, *, has_long: bool = False) -> None:
+        """has_long: there may be a LongPiece among them."""
         # Clients that split events by hand know only LF.
-        super().__init__(chunks, send_timeout=outbox.UNREAD_S, sep="\n")
+        own = self._in_parts(chunks) if has_long else chunks
+        super().__init__(own, send_timeout=outbox.UNREAD_S, sep="\n")
         self._source = source
+
+    async def _in_parts(self, chunks: AsyncGenerator[Piece, None]) -> AsyncGenerator[Piece | bytes, None]:
+        async with aclosing(chunks):
+            async for piece in chunks:
+                if not isinstance(piece, LongPiece):
+                    yield piece
+                    continue
+                # Pings wait for it: a line of theirs would end the event.
+                async with self._send_lock:
+                    for part in piece.parts():
+                        yield part
+                        await asyncio.sleep(0)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -201,12 +233,14 @@ class HeldEvents:
         seconds: float,
         *,
         is_single: bool = True,
+        has_long: bool = False,
     ) -> EventStream:
-        """Answers with a stream. chunks: made of events. seconds: from seconds_of(). is_single: of one prompt.
+        """Answers with a stream. chunks: made of events; they may have a LongPiece if has_long, and `seconds` is 0.
+        seconds: from seconds_of(). is_single: of one prompt.
 
         Raises DuplicateRequest: then the generators are to be closed."""
         if not seconds:
-            return EventStream(chunks, events)
+            return EventStream(chunks, events, has_long=has_long)
 
         async def take() -> list[Piece]:
             piece = await anext(chunks, None)

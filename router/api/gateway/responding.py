@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from protos import inference_pb2 as pb
-from router.api.gateway.answers import HeldEvents, answered, collected, request_id_of
+from router.api.gateway.answers import HeldEvents, LongPiece, answered, collected, request_id_of
 from router.api.gateway.encoded import encode, parts_of
 from router.api.gateway.errors import OUTPUT_ERRORS, BadRequestError, of_output
 from router.api.gateway.events import Event, events_of, parse_outputs
@@ -158,8 +158,8 @@ class Responses:
         try:
             # Until there is something to stream, an error can still set the HTTP status.
             first = await anext(events)
-            chunks = _sse_events(first, events, reply, room, keep, request_id)
-            return self._held.answer(chunks, events, request_id, seconds)
+            chunks = _sse_events(first, events, reply, room, keep, request_id, is_held=seconds > 0)
+            return self._held.answer(chunks, events, request_id, seconds, has_long=True)
         except BaseException:
             await events.aclose()
             raise
@@ -239,7 +239,11 @@ async def _sse_events(
     room: AnswerRoom,
     keep: _Keep,
     request_id: str,
+    *,
+    is_held: bool,
 ) -> AsyncGenerator[dict[str, str], None]:
+    # The last ones have all logprobs. Those that are held for a reader to come are kept as they are sent.
+    sse_of_all = _sse if is_held else _long_sse
     try:
         for shown in reply.opening():
             yield _sse(shown)
@@ -249,10 +253,10 @@ async def _sse_events(
                 yield _sse(shown)
             event = await anext(rest, None)
         for shown in reply.closing():
-            yield _sse(shown)
+            yield sse_of_all(shown)
         # The client may continue the response as soon as it has the last event.
         await keep()
-        yield _sse(reply.last())
+        yield sse_of_all(reply.last())
     except RequestError as error:
         yield _sse(reply.failed(error))
     except Exception as error:
@@ -264,6 +268,10 @@ async def _sse_events(
 
 def _sse(shown: dict[str, Any]) -> dict[str, str]:
     return {"event": shown["type"], "data": encode(shown).decode()}
+
+
+def _long_sse(shown: dict[str, Any]) -> dict[str, str]:
+    return LongPiece(shown["type"], shown)
 
 
 def _not_found(request: Request) -> BadRequestError:
