@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import grpc.aio
 
 from protos import inference_pb2 as pb
-from router.intake.whole_answers import AnswerRoom
 from router.streams.outbox import bounded_write
+from router.streams.whole_answers import AnswerRoom
 
-# Of one answer. gRPC copies it at once: 30 ms.
+# Bytes of one answer. gRPC copies it at once: 30 ms.
 MESSAGE_BYTES = 32 * 2**20
 # What is copied on the event loop.
 _SMALL_BYTES = 2**20
@@ -104,7 +104,7 @@ class WholeResult:
 
     def __init__(self, num_choices: int, room: AnswerRoom) -> None:
         self._own, self._prompt_logprobs = pb.GenerateResult(), _Wire(room)
-        # Of each choice its logprobs, and the rest.
+        # Each choice, and its logprobs.
         self._choices = [(_Choice(index), _Wire(room)) for index in range(num_choices)]
         self._room = room
 

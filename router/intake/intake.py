@@ -28,7 +28,6 @@ from router.intake.outputs import Outputs, includes_reasoning
 from router.intake.prompts import Prompts
 from router.intake.thinking import check_enforced
 from router.intake.validation import resolve_logprobs, resolve_sampling
-from router.intake.whole_answers import WholeAnswers
 from router.parsing.grammar import enforced_schemas
 from router.replicas.dispatcher import Dispatcher
 from router.replicas.replica_set import ReplicaSet
@@ -42,6 +41,7 @@ from router.streams.choices import SLICE_TOKENS, Choice, new_choices, refold
 from router.streams.outbox import Outbox, WriteQueue
 from router.streams.registry import StreamRegistry
 from router.streams.stream import Stream
+from router.streams.whole_answers import WholeAnswers
 from router.telemetry.metrics import RouterMetrics
 from router.telemetry.requests import RequestTelemetry
 from router.text.tokenizer import TooManyTokensError

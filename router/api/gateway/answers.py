@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from protos import inference_pb2 as pb
 from protos.peers_pb2 import StreamEvent
-from router.api.gateway.encoded import PART_BYTES, Body, EncodedList, parts_of
+from router.api.encoded import PART_BYTES, Body, EncodedList, parts_of
 from router.api.gateway.errors import BadRequestError, body_of
 from router.api.gateway.events import Event
 from router.api.gateway.openai.reply import Reply, TokenTable
@@ -29,10 +29,10 @@ from router.intake.attach.attachments import Attachments
 from router.intake.attach.held_streams import HeldStream
 from router.intake.attach.transcript import Transcript
 from router.intake.validation import check_request_id
-from router.intake.whole_answers import AnswerRoom
 from router.replicas.slices import finish_in_slices
 from router.security.identity import caller
 from router.streams import outbox
+from router.streams.whole_answers import AnswerRoom
 
 log = logging.getLogger("octavo.router.gateway")
 
@@ -131,7 +131,7 @@ class WholeAnswer(Response):
 
 
 async def sent_whole(tree: Any, room: AnswerRoom, steps: Iterable[None] = ()) -> Response:
-    """Encodes an answer (gateway.encoded), and hands its room over with it. steps: fill the tree before.
+    """Encodes an answer (router.api.encoded), and hands its room over with it. steps: fill the tree before.
 
     Raises RequestError, with the room closed."""
     with contextlib.ExitStack() as held:

@@ -20,13 +20,13 @@ from starlette.routing import Route
 
 from protos import inference_pb2 as pb
 from router.api.console.pages import Console
+from router.api.encoded import PART_BYTES, EncodedText, uncounted
 from router.api.gateway.answers import HeldEvents, answered, collected, request_id_of, sent_tokens, sent_whole
 from router.api.gateway.anthropic.errors import is_anthropics, message_error
 from router.api.gateway.anthropic.reply import MessageReply
 from router.api.gateway.batches.endpoints import Batches
 from router.api.gateway.batches.runner import Runner
 from router.api.gateway.batches.store import BatchStore
-from router.api.gateway.encoded import PART_BYTES, EncodedText, uncounted
 from router.api.gateway.errors import (
     MODEL_NOT_FOUND,
     OUTPUT_ERRORS,
@@ -53,10 +53,10 @@ from router.intake.attach.attachments import Attachments
 from router.intake.attach.held_streams import HeldStreams
 from router.intake.intake import Intake
 from router.intake.validation import check_model_name, check_prompt_length
-from router.intake.whole_answers import AnswerRoom
 from router.security.authentication import KeyMiddleware
 from router.security.identity import ANYONE, Identity, caller
 from router.security.keys import Keys
+from router.streams.whole_answers import AnswerRoom
 from router.telemetry.call_context import TraceMiddleware
 from runtime.wire import octavo_version
 
@@ -69,7 +69,7 @@ _NOT_YET = (
 )
 # Bytes of stored responses, where no store is given.
 _MEMORY_BYTES = 2**24
-# Of an answer in a batch's output, whose lines are joined on the event loop: 45 ms.
+# Bytes of an answer in a batch's output, which are joined on the event loop: 45 ms.
 _MAX_LINE_BYTES = 64 * 2**20
 
 

@@ -17,8 +17,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from protos import inference_pb2 as pb
+from router.api.encoded import encode, parts_of
 from router.api.gateway.answers import HeldEvents, LongPiece, answered, collected, request_id_of
-from router.api.gateway.encoded import encode, parts_of
 from router.api.gateway.errors import OUTPUT_ERRORS, BadRequestError, of_output
 from router.api.gateway.events import Event, events_of, parse_outputs
 from router.api.gateway.ignored import IgnoredFields
@@ -29,8 +29,8 @@ from router.api.gateway.responses.reply import ResponseReply
 from router.api.gateway.responses.store import Store, StoreError
 from router.errors import RequestError, Unavailable
 from router.intake.intake import Intake
-from router.intake.whole_answers import AnswerRoom
 from router.security.identity import caller
+from router.streams.whole_answers import AnswerRoom
 
 log = logging.getLogger("octavo.router.gateway")
 

@@ -15,11 +15,11 @@ import pytest
 
 from protos import inference_pb2 as pb
 from protos.inference_pb2_grpc import InferenceStub
+from router.api.encoded import PART_BYTES
 from router.api.gateway.app import Gateway
 from router.api.gateway.batches.store import BatchStore
-from router.api.gateway.encoded import PART_BYTES
 from router.api.gateway.server import GatewayServer
-from router.intake.whole_answers import WholeAnswers
+from router.streams.whole_answers import WholeAnswers
 from tests.fakes.routers import running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
 

@@ -5,7 +5,7 @@ import pytest
 from protos import inference_pb2 as pb
 from router.api.whole_messages import WholeResult
 from router.errors import InvalidRequest
-from router.intake.whole_answers import WholeAnswers
+from router.streams.whole_answers import WholeAnswers
 
 
 def _scored(position: int) -> pb.TokenLogprobs:

@@ -33,7 +33,7 @@ from runtime.wire import KV_EVENTS_WAITING, octavo_version
 
 Context = grpc.aio.ServicerContext
 
-# Of an answer that comes whole; gRPC serializes it on the event loop.
+# Bytes of an answer that comes whole; gRPC serializes it on the event loop.
 _ANSWER_BYTES = 16 * 2**20
 
 _ADAPTERS = "no adapters are served"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from protos import inference_pb2 as pb
-from router.api.gateway.encoded import Grow, uncounted
+from router.api.encoded import Grow, uncounted
 from router.api.gateway.openai.chat import ChatReply
 from router.api.gateway.openai.form import BatchForm
 from router.api.gateway.openai.reply import Reply, TokenTable

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from protos import inference_pb2 as pb
-from router.api.gateway.encoded import EncodedList, Grow, uncounted
+from router.api.encoded import EncodedList, Grow, uncounted
 from router.api.gateway.openai.form import Form
 from router.api.gateway.openai.logprobs import chat_logprobs
 from router.api.gateway.openai.outputs import Output, delta_fields, deltas_of, message_fields

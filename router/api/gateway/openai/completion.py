@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from protos import inference_pb2 as pb
-from router.api.gateway.encoded import EncodedList, EncodedText, Grow, uncounted
+from router.api.encoded import EncodedList, EncodedText, Grow, uncounted
 from router.api.gateway.openai.form import Form
 from router.api.gateway.openai.logprobs import CompletionLogprobs, completion_logprobs, text_of
 from router.api.gateway.openai.reply import Reply, TokenTable, finish_of, stop_reason

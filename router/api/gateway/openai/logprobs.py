@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from protos import inference_pb2 as pb
-from router.api.gateway.encoded import EncodedList, Grow
+from router.api.encoded import EncodedList, Grow
 
 # The fields of a completion's logprobs.
 _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")

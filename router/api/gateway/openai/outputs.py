@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from protos import inference_pb2 as pb
-from router.api.gateway.encoded import EncodedText, Grow, uncounted
+from router.api.encoded import EncodedText, Grow, uncounted
 
 
 class Call:

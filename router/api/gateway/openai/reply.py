@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from protos import inference_pb2 as pb
-from router.api.gateway.encoded import EncodedList, Grow, encode, uncounted
+from router.api.encoded import EncodedList, Grow, encode, uncounted
 from router.api.gateway.errors import body_of
 from router.api.gateway.openai.form import Form
 from router.api.gateway.openai.logprobs import EchoedLogprobs, prompt_logprobs
@@ -143,7 +143,7 @@ class Reply:
         return {**self._base, "choices": [], "usage": self.usage}
 
     def whole(self) -> dict[str, Any]:
-        """Returns the whole answer, a tree to encode once (gateway.encoded)."""
+        """Returns the whole answer, a tree to encode once (router.api.encoded)."""
         raise NotImplementedError
 
     # --- Server-sent events, as EventSourceResponse takes them

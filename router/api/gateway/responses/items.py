@@ -3,7 +3,7 @@
 from typing import Any
 
 from protos import inference_pb2 as pb
-from router.api.gateway.encoded import EncodedList, Grow, uncounted
+from router.api.encoded import EncodedList, Grow, uncounted
 from router.api.gateway.openai.form import ASSISTANT
 
 # Kinds of deltas, with the beginnings of their items' ids.

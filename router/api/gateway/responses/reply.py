@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from protos import inference_pb2 as pb
-from router.api.gateway.encoded import Grow, uncounted
+from router.api.encoded import Grow, uncounted
 from router.api.gateway.errors import body_of, http_status
 from router.api.gateway.openai.logprobs import chat_logprobs
 from router.api.gateway.openai.outputs import deltas_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from router.intake.whole_answers import AnswerRoom
+from router.streams.whole_answers import AnswerRoom
 
 # Bytes that are sent at once, or a little more.
 PART_BYTES = 64 * 1024

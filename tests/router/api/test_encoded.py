@@ -7,15 +7,15 @@ import msgspec
 import pytest
 
 from protos import inference_pb2 as pb
+from router.api.encoded import PART_BYTES, Body, EncodedList, EncodedText, encode, parts_of
 from router.api.gateway.anthropic.reply import MessageReply
-from router.api.gateway.encoded import PART_BYTES, Body, EncodedList, EncodedText, encode, parts_of
 from router.api.gateway.openai.batch import BatchReply
 from router.api.gateway.openai.chat import ChatReply
 from router.api.gateway.openai.completion import CompletionReply
 from router.api.gateway.openai.form import BatchForm, Form
 from router.api.gateway.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, text_of
 from router.api.gateway.openai.reply import Reply
-from router.intake.whole_answers import WholeAnswers
+from router.streams.whole_answers import WholeAnswers
 from tests.fakes.routers import smollm2_tokenizer
 
 _BASE = {"id": "an-id", "created": 7, "model": "a-model"}

@@ -7,8 +7,8 @@ import pytest
 from configs.sampling import ALL_LOGPROBS
 from protos.inference_pb2 import SamplingParams
 from router.errors import InvalidRequest, RouterFull
-from router.intake.whole_answers import WholeAnswers
 from router.security.identity import Identity, set_caller
+from router.streams.whole_answers import WholeAnswers
 
 _MIB = 2**20
 
