@@ -131,6 +131,11 @@ class Body:
 
     def fill(self, tree: Any) -> Iterator[None]:
         """Encodes a tree, a leaf in each step. What is Encoded has been counted. Raises RequestError."""
+        if self.room.size < PART_BYTES:
+            # One call takes a fifth of the time.
+            self._append(encode(tree))
+            self.room.settle(self.size)
+            return
         small = bytearray()
         for data in parts_of(tree):
             if len(data) >= PART_BYTES:
@@ -146,7 +151,9 @@ class Body:
 
     def _append(self, data: bytes | bytearray) -> None:
         if data:
-            self.parts.append(bytes(data))
+            # A leaf may be as long as a text.
+            step = len(data) if len(data) < 2 * PART_BYTES else PART_BYTES
+            self.parts.extend(bytes(data[start : start + step]) for start in range(0, len(data), step))
             self.size += len(data)
             if isinstance(data, bytearray):
                 data.clear()

@@ -62,41 +62,41 @@ class AnswerRoom:
     def __init__(self, shared: SharedRoom, caller: str, max_bytes: int) -> None:
         self._shared, self._caller, self._max_bytes = shared, caller, max_bytes
         # Bytes of the answer, and those taken for them.
-        self._size = self._taken = 0
+        self.size = self._taken = 0
 
     def grow(self, num_bytes: int) -> None:
         """Adds bytes. Raises RouterFull if there is no room for them now, InvalidRequest if there never is."""
-        self._size += num_bytes
-        if self._size - self._taken < _STEP_BYTES:
+        self.size += num_bytes
+        if self.size - self._taken < _STEP_BYTES:
             return
-        if self._size > self._max_bytes:
+        if self.size > self._max_bytes:
             raise InvalidRequest(
                 f"the answer has more than {self._max_bytes} bytes, the most that come whole; {_INSTEAD}"
             )
-        shared, more = self._shared, self._size - self._taken
+        shared, more = self._shared, self.size - self._taken
         if not shared.take(self._caller, more):
             error = RouterFull(
                 f"this router holds {shared.total} bytes of answers that come whole, {shared.of(self._caller)} of them "
-                f"for this caller, {self._size} in this one. A caller may have as many as are free of "
+                f"for this caller, {self.size} in this one. A caller may have as many as are free of "
                 f"max_answers_bytes={shared.size}: try again later or at another router, or {_INSTEAD}"
             )
             error.retry_after_s = _RETRY_S
             raise error
-        self._taken = self._size
+        self._taken = self.size
 
     def settle(self, num_bytes: int) -> None:
         """Sets how many bytes the answer has in the end. Raises as `grow` does."""
-        if num_bytes < self._size:
-            self.shrink(self._size - num_bytes)
+        if num_bytes < self.size:
+            self.shrink(self.size - num_bytes)
         else:
-            self.grow(num_bytes - self._size)
+            self.grow(num_bytes - self.size)
 
     def shrink(self, num_bytes: int) -> None:
         """Takes off bytes that have been sent."""
-        self._size -= num_bytes
-        if self._taken - self._size >= _STEP_BYTES:
-            self._shared.give_back(self._caller, self._taken - max(self._size, 0))
-            self._taken = max(self._size, 0)
+        self.size -= num_bytes
+        if self._taken - self.size >= _STEP_BYTES:
+            self._shared.give_back(self._caller, self._taken - max(self.size, 0))
+            self._taken = max(self.size, 0)
 
     def close(self) -> None:
         """Gives back the rest. Later calls change nothing."""

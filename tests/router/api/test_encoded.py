@@ -76,8 +76,8 @@ def _folded(reply: Any, events: list[pb.GenerateResponse], prompt: int = 0) -> A
 
 def test_a_growing_list_and_text_are_encoded_as_the_whole_is() -> None:
     values, text = [{"a": i, "b": ["é", None, i / 3]} for i in range(5000)], 'x"\\é\n\U0001f600' * 20_000
-    counted: list[int] = []
-    first, growing, told = EncodedList(), EncodedList(counted.append), EncodedText(grow=counted.append)
+    room = WholeAnswers(2**30).begin((), 0)
+    first, growing, told = EncodedList(), EncodedList(room.grow), EncodedText(grow=room.grow)
     first.extend(values[:10])
     after = EncodedList(before=first)
     for start in range(0, 5000, 100):
@@ -88,13 +88,22 @@ def test_a_growing_list_and_text_are_encoded_as_the_whole_is() -> None:
     after.extend(values[10:20])
     tree = {"list": growing, "text": told, "after": after, "alone": EncodedList(before=first), "none": EncodedList()}
     whole = {"list": values, "text": text, "after": values[:20], "alone": values[:10], "none": []}
-    body = Body(WholeAnswers(2**30).begin((), 0))
+    assert room.size == growing.num_bytes + told.num_bytes
+    body = Body(room)
     assert sum(1 for _ in body.fill({**tree, "nested": iter([{"x": iter([])}, 1]), "empty": {}})) > len(body.parts)
     assert b"".join(body.parts) == msgspec.json.encode({**whole, "nested": [{"x": []}, 1], "empty": {}})
     assert encode([tree]) == msgspec.json.encode([whole]), "in one piece"
-    assert body.size == sum(map(len, body.parts)) > 5 * PART_BYTES
+    assert body.size == room.size == sum(map(len, body.parts)) > 5 * PART_BYTES
     assert max(map(len, body.parts)) < 2 * PART_BYTES
-    assert sum(counted) == growing.num_bytes + told.num_bytes
+
+
+def test_a_leaf_that_nobody_counted_is_sent_in_parts_too() -> None:
+    body, text = Body(WholeAnswers(2**30).begin((), 0)), "é" * 200_000
+    for _ in body.fill({"content": [{"text": text}]}):
+        pass
+    assert json.loads(b"".join(body.parts)) == {"content": [{"text": text}]}
+    assert max(map(len, body.parts)) == PART_BYTES
+    assert body.room.size == body.size
 
 
 @pytest.mark.parametrize("as_ids", [False, True])

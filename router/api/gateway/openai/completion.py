@@ -117,10 +117,8 @@ class CompletionReply(Reply):
         if form.num_logprobs is None:
             return None
         before = self._echoed[prompt] if self._echoed else None
-        logprobs = CompletionLogprobs(self._grow, before, as_ids=form.has_ids_for_tokens)
-        if form.has_echo and before is None:
-            logprobs.offset = len(self._echoes[prompt])
-        return logprobs
+        offset = len(self._echoes[prompt]) if form.has_echo else 0
+        return CompletionLogprobs(self._grow, before, as_ids=form.has_ids_for_tokens, offset=offset)
 
     def _finish(self, choice: _Choice) -> str | None:
         return choice.finish and "length" if self._form.drops_output else choice.finish

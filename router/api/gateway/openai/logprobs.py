@@ -6,6 +6,8 @@ from typing import Any
 from protos import inference_pb2 as pb
 from router.api.encoded import EncodedList, Grow
 
+# Tokens of a choice that are encoded at once: one by one, four lists cost twice as much.
+_AT_ONCE = 8
 # The fields of a completion's logprobs.
 _LISTS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
@@ -38,26 +40,45 @@ def completion_logprobs(
 class CompletionLogprobs:
     """The logprobs of a completion that comes whole: four lists, encoded as they grow."""
 
-    __slots__ = ("_as_ids", "_lists", "offset")
+    __slots__ = ("_as_ids", "_lists", "_offset", "_waiting")
 
-    def __init__(self, grow: Grow, before: "CompletionLogprobs | None" = None, *, as_ids: bool) -> None:
-        """before: those of the prompt, if they come first. as_ids: tokens are named token_id:N."""
+    def __init__(
+        self, grow: Grow, before: "CompletionLogprobs | None" = None, *, as_ids: bool, offset: int = 0
+    ) -> None:
+        """before: those of the prompt, if they come first. as_ids: tokens are named token_id:N. offset: characters of
+        the choice before its tokens, without those of `before`."""
         self._as_ids = as_ids
         self._lists = {name: EncodedList(grow, before and before.shown()[name]) for name in _LISTS}
-        # Characters of the tokens so far.
-        self.offset = 0 if before is None else before.offset
+        # Characters of the tokens in the lists.
+        self._offset = offset if before is None else before.offset
+        # The next ones, which are encoded some at once.
+        self._waiting: list[pb.TokenLogprobs] = []
+
+    @property
+    def offset(self) -> int:
+        """Characters of the tokens so far."""
+        self._encode()
+        return self._offset
 
     def add(self, logprobs: Sequence[pb.TokenLogprobs]) -> None:
-        shown = completion_logprobs(logprobs, self.offset, as_ids=self._as_ids)
-        self.offset += sum(len(text_of(each.chosen)) for each in logprobs)
-        self._extend(shown)
+        self._waiting += logprobs
+        if len(self._waiting) >= _AT_ONCE:
+            self._encode()
+
+    def shown(self) -> dict[str, EncodedList]:
+        self._encode()
+        return self._lists
+
+    def _encode(self) -> None:
+        if self._waiting:
+            shown = completion_logprobs(self._waiting, self._offset, as_ids=self._as_ids)
+            self._offset = shown["text_offset"][-1] + len(text_of(self._waiting[-1].chosen))
+            self._waiting = []
+            self._extend(shown)
 
     def _extend(self, shown: dict[str, Any]) -> None:
         for name, values in self._lists.items():
             values.extend(shown[name])
-
-    def shown(self) -> dict[str, EncodedList]:
-        return self._lists
 
 
 class EchoedLogprobs(CompletionLogprobs):
@@ -69,14 +90,14 @@ class EchoedLogprobs(CompletionLogprobs):
         """first: its first token, which nothing precedes."""
         name = _name(first, self._as_ids)
         self._extend({"tokens": [name], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [0]})
-        self.offset = len(text_of(first))
+        self._offset = len(text_of(first))
 
     def add_prompt(self, logprobs: Sequence[pb.TokenLogprobs], num_top: int) -> None:
-        shown = completion_logprobs(logprobs, self.offset, as_ids=self._as_ids)
+        shown = completion_logprobs(logprobs, self._offset, as_ids=self._as_ids)
         shown["top_logprobs"] = [
             {_name(top, self._as_ids): top.logprob for top in each.top[:num_top]} for each in logprobs
         ]
-        self.offset += sum(len(text_of(each.chosen)) for each in logprobs)
+        self._offset += sum(len(text_of(each.chosen)) for each in logprobs)
         self._extend(shown)
 
 
