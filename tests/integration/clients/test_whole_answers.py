@@ -279,7 +279,7 @@ async def test_a_batch_has_large_answers_on_one_line(server: Server) -> None:
     file = (await server.client.post("/v1/files", files={"file": ("in", data)}, data={"purpose": "batch"})).json()
     asked = {"input_file_id": file["id"], "endpoint": COMPLETIONS, "completion_window": "24h"}
     batch = (await server.post("/v1/batches", asked)).json()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(120):
         while batch["status"] not in ("completed", "failed"):
             await asyncio.sleep(0.05)
             batch = (await server.client.get(f"/v1/batches/{batch['id']}")).json()
