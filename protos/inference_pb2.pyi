@@ -652,10 +652,12 @@ class CancelRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class CancelResponse(_message.Message):
-    __slots__ = ("cancelled",)
+    __slots__ = ("cancelled", "attempt")
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     cancelled: bool
-    def __init__(self, cancelled: _Optional[bool] = ...) -> None: ...
+    attempt: int
+    def __init__(self, cancelled: _Optional[bool] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class AttachRequest(_message.Message):
     __slots__ = ("request_id", "choices", "prompt_logprobs_end")

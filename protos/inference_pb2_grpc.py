@@ -110,7 +110,8 @@ class InferenceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Ends a live request of this router or of another one over the same schedulers; its stream ends with CANCELLED.
+        """Ends a live request of this router or of another one over the same schedulers, all attempts of it; its stream ends
+        with CANCELLED.
         UNAVAILABLE if the request is not at this router and no replica can be asked.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -26,7 +26,7 @@ from protos import admin_pb2 as protos_dot_admin__pb2
 from protos import inference_pb2 as protos_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/peers.proto\x12\toctavo.v1\x1a\x12protos/admin.proto\x1a\x16protos/inference.proto\"!\n\x0b\x46indRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"_\n\x0c\x46indResponse\x12\x0f\n\x07is_live\x18\x01 \x01(\x08\x12\x11\n\theld_over\x18\x02 \x01(\t\x12+\n\x07waiting\x18\x03 \x01(\x0b\x32\x1a.octavo.v1.RequestTimeline\"9\n\x11ReadEventsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x04\"6\n\x0bStreamEvent\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x65vent\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\t2\x87\x03\n\x05Peers\x12\x37\n\x04\x46ind\x12\x16.octavo.v1.FindRequest\x1a\x17.octavo.v1.FindResponse\x12=\n\x06\x43\x61ncel\x12\x18.octavo.v1.CancelRequest\x1a\x19.octavo.v1.CancelResponse\x12@\n\x07Migrate\x12\x19.octavo.v1.MigrateRequest\x1a\x1a.octavo.v1.MigrateResponse\x12\x41\n\x06\x41ttach\x12\x18.octavo.v1.AttachRequest\x1a\x1b.octavo.v1.GenerateResponse0\x01\x12\x44\n\nReadEvents\x12\x1c.octavo.v1.ReadEventsRequest\x1a\x16.octavo.v1.StreamEvent0\x01\x12;\n\x04\x44rop\x12\x18.octavo.v1.CancelRequest\x1a\x19.octavo.v1.CancelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/peers.proto\x12\toctavo.v1\x1a\x12protos/admin.proto\x1a\x16protos/inference.proto\"!\n\x0b\x46indRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\"p\n\x0c\x46indResponse\x12\x0f\n\x07is_live\x18\x01 \x01(\x08\x12\x11\n\theld_over\x18\x02 \x01(\t\x12+\n\x07waiting\x18\x03 \x01(\x0b\x32\x1a.octavo.v1.RequestTimeline\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\"9\n\x11ReadEventsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08position\x18\x02 \x01(\x04\"6\n\x0bStreamEvent\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05\x65vent\x18\x02 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\t2\x87\x03\n\x05Peers\x12\x37\n\x04\x46ind\x12\x16.octavo.v1.FindRequest\x1a\x17.octavo.v1.FindResponse\x12=\n\x06\x43\x61ncel\x12\x18.octavo.v1.CancelRequest\x1a\x19.octavo.v1.CancelResponse\x12@\n\x07Migrate\x12\x19.octavo.v1.MigrateRequest\x1a\x1a.octavo.v1.MigrateResponse\x12\x41\n\x06\x41ttach\x12\x18.octavo.v1.AttachRequest\x1a\x1b.octavo.v1.GenerateResponse0\x01\x12\x44\n\nReadEvents\x12\x1c.octavo.v1.ReadEventsRequest\x1a\x16.octavo.v1.StreamEvent0\x01\x12;\n\x04\x44rop\x12\x18.octavo.v1.CancelRequest\x1a\x19.octavo.v1.CancelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,11 +36,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FINDREQUEST']._serialized_start=77
   _globals['_FINDREQUEST']._serialized_end=110
   _globals['_FINDRESPONSE']._serialized_start=112
-  _globals['_FINDRESPONSE']._serialized_end=207
-  _globals['_READEVENTSREQUEST']._serialized_start=209
-  _globals['_READEVENTSREQUEST']._serialized_end=266
-  _globals['_STREAMEVENT']._serialized_start=268
-  _globals['_STREAMEVENT']._serialized_end=322
-  _globals['_PEERS']._serialized_start=325
-  _globals['_PEERS']._serialized_end=716
+  _globals['_FINDRESPONSE']._serialized_end=224
+  _globals['_READEVENTSREQUEST']._serialized_start=226
+  _globals['_READEVENTSREQUEST']._serialized_end=283
+  _globals['_STREAMEVENT']._serialized_start=285
+  _globals['_STREAMEVENT']._serialized_end=339
+  _globals['_PEERS']._serialized_start=342
+  _globals['_PEERS']._serialized_end=733
 # @@protoc_insertion_point(module_scope)

@@ -14,14 +14,16 @@ class FindRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class FindResponse(_message.Message):
-    __slots__ = ("is_live", "held_over", "waiting")
+    __slots__ = ("is_live", "held_over", "waiting", "attempt")
     IS_LIVE_FIELD_NUMBER: _ClassVar[int]
     HELD_OVER_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     is_live: bool
     held_over: str
     waiting: _admin_pb2.RequestTimeline
-    def __init__(self, is_live: _Optional[bool] = ..., held_over: _Optional[str] = ..., waiting: _Optional[_Union[_admin_pb2.RequestTimeline, _Mapping]] = ...) -> None: ...
+    attempt: int
+    def __init__(self, is_live: _Optional[bool] = ..., held_over: _Optional[str] = ..., waiting: _Optional[_Union[_admin_pb2.RequestTimeline, _Mapping]] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class ReadEventsRequest(_message.Message):
     __slots__ = ("request_id", "position")

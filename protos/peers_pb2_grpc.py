@@ -79,7 +79,8 @@ class PeersServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Cancel(self, request, context):
-        """Ends a live request; `cancelled` is false if it is not here.
+        """Ends all attempts of a request that are here, those being prepared included. `attempt`: the newest of them;
+        `cancelled` is false if that one was complete, or none is here.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

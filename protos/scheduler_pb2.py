@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos import inference_pb2 as protos_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/scheduler.proto\x12\toctavo.v1\x1a\x16protos/inference.proto\"/\n\x0c\x43ountRequest\x12\x1f\n\x04keys\x18\x01 \x03(\x0b\x32\x11.octavo.v1.KeyUse\"\xa3\x01\n\x06KeyUse\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x1b\n\x13requests_per_minute\x18\x02 \x01(\x04\x12\x19\n\x11tokens_per_minute\x18\x03 \x01(\x04\x12\x14\n\x0cnum_requests\x18\x04 \x01(\x04\x12\x12\n\nnum_tokens\x18\x05 \x01(\x04\x12\x15\n\rrequests_left\x18\x06 \x01(\x01\x12\x13\n\x0btokens_left\x18\x07 \x01(\x01\"1\n\rCountResponse\x12 \n\x04keys\x18\x01 \x03(\x0b\x32\x12.octavo.v1.KeyLeft\"B\n\x07KeyLeft\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x15\n\rrequests_left\x18\x02 \x01(\x01\x12\x13\n\x0btokens_left\x18\x03 \x01(\x01\"G\n\x0cPauseRequest\x12\"\n\x04mode\x18\x01 \x01(\x0e\x32\x14.octavo.v1.PauseMode\x12\x13\n\x0b\x63lear_cache\x18\x02 \x01(\x08\"3\n\rPauseResponse\x12\"\n\x04mode\x18\x01 \x01(\x0e\x32\x14.octavo.v1.PauseMode\"\x10\n\x0eRoutersRequest\")\n\x0fRoutersResponse\x12\x16\n\x0epeer_addresses\x18\x01 \x03(\t\"\xe6\x01\n\rRouterMessage\x12\x1f\n\x04open\x18\x01 \x01(\x0b\x32\x0f.octavo.v1.OpenH\x00\x12#\n\x06submit\x18\x02 \x01(\x0b\x32\x11.octavo.v1.SubmitH\x00\x12,\n\x0bprompt_part\x18\x03 \x01(\x0b\x32\x15.octavo.v1.PromptPartH\x00\x12,\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x1a.octavo.v1.CancelSequencesH\x00\x12(\n\titem_part\x18\x05 \x01(\x0b\x32\x13.octavo.v1.ItemPartH\x00\x42\t\n\x07message\"^\n\x04Open\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\x13\n\x0bwatch_cache\x18\x03 \x01(\x08\x12\x14\n\x0cpeer_address\x18\x64 \x01(\t\"\xd9\x02\n\x06Submit\x12\r\n\x05group\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.octavo.v1.SamplingParams\x12)\n\x07\x63hoices\x18\x07 \x03(\x0b\x32\x18.octavo.v1.SequenceStart\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x0f\n\x07timeout\x18\n \x01(\x01\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\x12\x0e\n\x06tenant\x18\x0c \x01(\t\x12\x0e\n\x06weight\x18\r \x01(\x01\x12\"\n\x05items\x18\x0e \x03(\x0b\x32\x13.octavo.v1.ItemSpan\"9\n\rSequenceStart\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x18\n\x10output_token_ids\x18\x02 \x03(\r\"5\n\nPromptPart\x12\r\n\x05group\x18\x01 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\"9\n\x08ItemPart\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"Z\n\x0f\x43\x61ncelSequences\x12\r\n\x05group\x18\x01 \x01(\x04\x12\x0f\n\x07\x63hoices\x18\x02 \x03(\r\x12\'\n\x06reason\x18\x03 \x01(\x0e\x32\x17.octavo.v1.CancelReason\"\xa5\x02\n\x10SchedulerMessage\x12#\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.octavo.v1.Welcome\x12\x1d\n\x04load\x18\x02 \x01(\x0b\x32\x0f.octavo.v1.Load\x12%\n\x08rejected\x18\x03 \x03(\x0b\x32\x13.octavo.v1.Rejected\x12\'\n\x07outputs\x18\x04 \x01(\x0b\x32\x16.octavo.v1.StepOutputs\x12:\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32!.octavo.v1.SequencePromptLogprobs\x12+\n\x0c\x63\x61\x63he_events\x18\x06 \x03(\x0b\x32\x15.octavo.v1.CacheEvent\x12\x14\n\x0cwanted_items\x18\x07 \x03(\x0c\"f\n\nCacheEvent\x12\x10\n\x06stored\x18\x01 \x01(\x0cH\x00\x12\x11\n\x07removed\x18\x02 \x01(\x0cH\x00\x12*\n\x07\x63leared\x18\x03 \x01(\x0b\x32\x17.octavo.v1.CacheClearedH\x00\x42\x07\n\x05\x65vent\"\x0e\n\x0c\x43\x61\x63heCleared\"\xa9\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\nreplica_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12#\n\x05model\x18\x04 \x01(\x0b\x32\x14.octavo.v1.ModelInfo\x12\x14\n\x0cmax_num_seqs\x18\x05 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x06 \x03(\t\x12\x14\n\x0cmax_logprobs\x18\x07 \x01(\r\"\xdf\x03\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x19\n\x11num_queued_tokens\x18\x05 \x01(\x04\x12\x15\n\rworkers_ready\x18\x06 \x01(\x08\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x12\n\nlast_group\x18\x08 \x01(\x04\x12\x1d\n\x10refused_priority\x18\t \x01(\x11H\x00\x88\x01\x01\x12<\n\x0frefused_tenants\x18\x0b \x03(\x0b\x32#.octavo.v1.Load.RefusedTenantsEntry\x12\x11\n\tlast_step\x18\n \x01(\x04\x12\x14\n\x0cstep_seconds\x18\x0e \x01(\x01\x12\x13\n\x0bstep_tokens\x18\x0c \x01(\x04\x12\x1b\n\x13step_context_tokens\x18\r \x01(\x04\x12$\n\x06paused\x18\x0f \x01(\x0e\x32\x14.octavo.v1.PauseMode\x1a\x35\n\x13RefusedTenantsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x11:\x02\x38\x01\x42\x13\n\x11_refused_priority\"S\n\x08Rejected\x12\r\n\x05group\x18\x01 \x01(\x04\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.octavo.v1.RejectReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xc4\x01\n\x0bStepOutputs\x12\x0e\n\x06groups\x18\x01 \x03(\x04\x12\x0f\n\x07\x63hoices\x18\x02 \x03(\r\x12\x14\n\x0c\x66irst_tokens\x18\x03 \x03(\r\x12\x12\n\nnum_tokens\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12*\n\x08logprobs\x18\x06 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12+\n\x08\x66inishes\x18\x07 \x03(\x0b\x32\x19.octavo.v1.SequenceFinish\"\xbf\x02\n\x0eSequenceFinish\x12\r\n\x05group\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\'\n\x06reason\x18\x03 \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11num_cached_tokens\x18\x05 \x01(\r\x12\x0f\n\x07message\x18\x06 \x01(\t\x12.\n\rcancel_reason\x18\x07 \x01(\x0e\x32\x17.octavo.v1.CancelReason\x12\x12\n\nsuperseded\x18\x08 \x01(\x08\x12\x10\n\x08no_token\x18\t \x01(\x08\x12\x18\n\x10num_draft_tokens\x18\n \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x0b \x01(\rB\x10\n\x0e_stop_token_id\"a\n\x16SequencePromptLogprobs\x12\r\n\x05group\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12(\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x19.octavo.v1.PromptLogprobs*|\n\tPauseMode\x12\x1a\n\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10PAUSE_MODE_ABORT\x10\x01\x12\x13\n\x0fPAUSE_MODE_WAIT\x10\x02\x12\x13\n\x0fPAUSE_MODE_KEEP\x10\x03\x12\x13\n\x0fPAUSE_MODE_NONE\x10\x04*\xd0\x01\n\x0c\x43\x61ncelReason\x12\x1d\n\x19\x43\x41NCEL_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43\x41NCEL_REASON_CLIENT\x10\x01\x12\x16\n\x12\x43\x41NCEL_REASON_STOP\x10\x02\x12\x1a\n\x16\x43\x41NCEL_REASON_DEADLINE\x10\x03\x12\x1d\n\x19\x43\x41NCEL_REASON_SLOW_READER\x10\x04\x12\x17\n\x13\x43\x41NCEL_REASON_MOVED\x10\x05\x12\x1b\n\x17\x43\x41NCEL_REASON_REQUESTED\x10\x06*\xbd\x01\n\x0cRejectReason\x12\x1d\n\x19REJECT_REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15REJECT_REASON_INVALID\x10\x01\x12\x1c\n\x18REJECT_REASON_QUEUE_FULL\x10\x02\x12\x1b\n\x17REJECT_REASON_DUPLICATE\x10\x03\x12\x1c\n\x18REJECT_REASON_SUPERSEDED\x10\x04\x12\x1a\n\x16REJECT_REASON_DRAINING\x10\x05\x32\xca\x02\n\tScheduler\x12\x44\n\x07Session\x12\x18.octavo.v1.RouterMessage\x1a\x1b.octavo.v1.SchedulerMessage(\x01\x30\x01\x12=\n\x06\x43\x61ncel\x12\x18.octavo.v1.CancelRequest\x1a\x19.octavo.v1.CancelResponse\x12@\n\x07Routers\x12\x19.octavo.v1.RoutersRequest\x1a\x1a.octavo.v1.RoutersResponse\x12:\n\x05Pause\x12\x17.octavo.v1.PauseRequest\x1a\x18.octavo.v1.PauseResponse\x12:\n\x05\x43ount\x12\x17.octavo.v1.CountRequest\x1a\x18.octavo.v1.CountResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protos/scheduler.proto\x12\toctavo.v1\x1a\x16protos/inference.proto\"/\n\x0c\x43ountRequest\x12\x1f\n\x04keys\x18\x01 \x03(\x0b\x32\x11.octavo.v1.KeyUse\"\xa3\x01\n\x06KeyUse\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x1b\n\x13requests_per_minute\x18\x02 \x01(\x04\x12\x19\n\x11tokens_per_minute\x18\x03 \x01(\x04\x12\x14\n\x0cnum_requests\x18\x04 \x01(\x04\x12\x12\n\nnum_tokens\x18\x05 \x01(\x04\x12\x15\n\rrequests_left\x18\x06 \x01(\x01\x12\x13\n\x0btokens_left\x18\x07 \x01(\x01\"1\n\rCountResponse\x12 \n\x04keys\x18\x01 \x03(\x0b\x32\x12.octavo.v1.KeyLeft\"B\n\x07KeyLeft\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x15\n\rrequests_left\x18\x02 \x01(\x01\x12\x13\n\x0btokens_left\x18\x03 \x01(\x01\"G\n\x0cPauseRequest\x12\"\n\x04mode\x18\x01 \x01(\x0e\x32\x14.octavo.v1.PauseMode\x12\x13\n\x0b\x63lear_cache\x18\x02 \x01(\x08\"3\n\rPauseResponse\x12\"\n\x04mode\x18\x01 \x01(\x0e\x32\x14.octavo.v1.PauseMode\"\x10\n\x0eRoutersRequest\"F\n\x0fRoutersResponse\x12\x16\n\x0epeer_addresses\x18\x01 \x03(\t\x12\x1b\n\x13num_without_address\x18\x02 \x01(\r\"\xe6\x01\n\rRouterMessage\x12\x1f\n\x04open\x18\x01 \x01(\x0b\x32\x0f.octavo.v1.OpenH\x00\x12#\n\x06submit\x18\x02 \x01(\x0b\x32\x11.octavo.v1.SubmitH\x00\x12,\n\x0bprompt_part\x18\x03 \x01(\x0b\x32\x15.octavo.v1.PromptPartH\x00\x12,\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x1a.octavo.v1.CancelSequencesH\x00\x12(\n\titem_part\x18\x05 \x01(\x0b\x32\x13.octavo.v1.ItemPartH\x00\x42\t\n\x07message\"^\n\x04Open\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x11\n\trouter_id\x18\x02 \x01(\t\x12\x13\n\x0bwatch_cache\x18\x03 \x01(\x08\x12\x14\n\x0cpeer_address\x18\x64 \x01(\t\"\xd9\x02\n\x06Submit\x12\r\n\x05group\x18\x01 \x01(\x04\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12\x19\n\x11num_prompt_tokens\x18\x04 \x01(\r\x12\x18\n\x10prompt_token_ids\x18\x05 \x03(\r\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.octavo.v1.SamplingParams\x12)\n\x07\x63hoices\x18\x07 \x03(\x0b\x32\x18.octavo.v1.SequenceStart\x12\x10\n\x08priority\x18\x08 \x01(\x11\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x0f\n\x07timeout\x18\n \x01(\x01\x12\x13\n\x0btraceparent\x18\x0b \x01(\t\x12\x0e\n\x06tenant\x18\x0c \x01(\t\x12\x0e\n\x06weight\x18\r \x01(\x01\x12\"\n\x05items\x18\x0e \x03(\x0b\x32\x13.octavo.v1.ItemSpan\"9\n\rSequenceStart\x12\x0e\n\x06\x63hoice\x18\x01 \x01(\r\x12\x18\n\x10output_token_ids\x18\x02 \x03(\r\"5\n\nPromptPart\x12\r\n\x05group\x18\x01 \x01(\x04\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\"9\n\x08ItemPart\x12\x0c\n\x04name\x18\x01 \x01(\x0c\x12\x11\n\tnum_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"Z\n\x0f\x43\x61ncelSequences\x12\r\n\x05group\x18\x01 \x01(\x04\x12\x0f\n\x07\x63hoices\x18\x02 \x03(\r\x12\'\n\x06reason\x18\x03 \x01(\x0e\x32\x17.octavo.v1.CancelReason\"\xa5\x02\n\x10SchedulerMessage\x12#\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.octavo.v1.Welcome\x12\x1d\n\x04load\x18\x02 \x01(\x0b\x32\x0f.octavo.v1.Load\x12%\n\x08rejected\x18\x03 \x03(\x0b\x32\x13.octavo.v1.Rejected\x12\'\n\x07outputs\x18\x04 \x01(\x0b\x32\x16.octavo.v1.StepOutputs\x12:\n\x0fprompt_logprobs\x18\x05 \x03(\x0b\x32!.octavo.v1.SequencePromptLogprobs\x12+\n\x0c\x63\x61\x63he_events\x18\x06 \x03(\x0b\x32\x15.octavo.v1.CacheEvent\x12\x14\n\x0cwanted_items\x18\x07 \x03(\x0c\"f\n\nCacheEvent\x12\x10\n\x06stored\x18\x01 \x01(\x0cH\x00\x12\x11\n\x07removed\x18\x02 \x01(\x0cH\x00\x12*\n\x07\x63leared\x18\x03 \x01(\x0b\x32\x17.octavo.v1.CacheClearedH\x00\x42\x07\n\x05\x65vent\"\x0e\n\x0c\x43\x61\x63heCleared\"\xa9\x01\n\x07Welcome\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x12\n\nreplica_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12#\n\x05model\x18\x04 \x01(\x0b\x32\x14.octavo.v1.ModelInfo\x12\x14\n\x0cmax_num_seqs\x18\x05 \x01(\r\x12\x10\n\x08\x66\x65\x61tures\x18\x06 \x03(\t\x12\x14\n\x0cmax_logprobs\x18\x07 \x01(\r\"\xf4\x03\n\x04Load\x12\x13\n\x0bnum_running\x18\x01 \x01(\r\x12\x13\n\x0bnum_waiting\x18\x02 \x01(\r\x12\x17\n\x0fnum_free_blocks\x18\x03 \x01(\r\x12\x12\n\nnum_blocks\x18\x04 \x01(\r\x12\x19\n\x11num_queued_tokens\x18\x05 \x01(\x04\x12\x15\n\rworkers_ready\x18\x06 \x01(\x08\x12\x10\n\x08\x64raining\x18\x07 \x01(\x08\x12\x12\n\nlast_group\x18\x08 \x01(\x04\x12\x1d\n\x10refused_priority\x18\t \x01(\x11H\x00\x88\x01\x01\x12<\n\x0frefused_tenants\x18\x0b \x03(\x0b\x32#.octavo.v1.Load.RefusedTenantsEntry\x12\x11\n\tlast_step\x18\n \x01(\x04\x12\x14\n\x0cstep_seconds\x18\x0e \x01(\x01\x12\x13\n\x0bstep_tokens\x18\x0c \x01(\x04\x12\x1b\n\x13step_context_tokens\x18\r \x01(\x04\x12$\n\x06paused\x18\x0f \x01(\x0e\x32\x14.octavo.v1.PauseMode\x12\x13\n\x0bnum_routers\x18\x10 \x01(\r\x1a\x35\n\x13RefusedTenantsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x11:\x02\x38\x01\x42\x13\n\x11_refused_priority\"S\n\x08Rejected\x12\r\n\x05group\x18\x01 \x01(\x04\x12\'\n\x06reason\x18\x02 \x01(\x0e\x32\x17.octavo.v1.RejectReason\x12\x0f\n\x07message\x18\x03 \x01(\t\"\xc4\x01\n\x0bStepOutputs\x12\x0e\n\x06groups\x18\x01 \x03(\x04\x12\x0f\n\x07\x63hoices\x18\x02 \x03(\r\x12\x14\n\x0c\x66irst_tokens\x18\x03 \x03(\r\x12\x12\n\nnum_tokens\x18\x04 \x03(\r\x12\x11\n\ttoken_ids\x18\x05 \x03(\r\x12*\n\x08logprobs\x18\x06 \x03(\x0b\x32\x18.octavo.v1.TokenLogprobs\x12+\n\x08\x66inishes\x18\x07 \x03(\x0b\x32\x19.octavo.v1.SequenceFinish\"\xbf\x02\n\x0eSequenceFinish\x12\r\n\x05group\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12\'\n\x06reason\x18\x03 \x01(\x0e\x32\x17.octavo.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x19\n\x11num_cached_tokens\x18\x05 \x01(\r\x12\x0f\n\x07message\x18\x06 \x01(\t\x12.\n\rcancel_reason\x18\x07 \x01(\x0e\x32\x17.octavo.v1.CancelReason\x12\x12\n\nsuperseded\x18\x08 \x01(\x08\x12\x10\n\x08no_token\x18\t \x01(\x08\x12\x18\n\x10num_draft_tokens\x18\n \x01(\r\x12\x1b\n\x13num_accepted_tokens\x18\x0b \x01(\rB\x10\n\x0e_stop_token_id\"a\n\x16SequencePromptLogprobs\x12\r\n\x05group\x18\x01 \x01(\x04\x12\x0e\n\x06\x63hoice\x18\x02 \x01(\r\x12(\n\x05\x66rame\x18\x03 \x01(\x0b\x32\x19.octavo.v1.PromptLogprobs*|\n\tPauseMode\x12\x1a\n\x16PAUSE_MODE_UNSPECIFIED\x10\x00\x12\x14\n\x10PAUSE_MODE_ABORT\x10\x01\x12\x13\n\x0fPAUSE_MODE_WAIT\x10\x02\x12\x13\n\x0fPAUSE_MODE_KEEP\x10\x03\x12\x13\n\x0fPAUSE_MODE_NONE\x10\x04*\xd0\x01\n\x0c\x43\x61ncelReason\x12\x1d\n\x19\x43\x41NCEL_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43\x41NCEL_REASON_CLIENT\x10\x01\x12\x16\n\x12\x43\x41NCEL_REASON_STOP\x10\x02\x12\x1a\n\x16\x43\x41NCEL_REASON_DEADLINE\x10\x03\x12\x1d\n\x19\x43\x41NCEL_REASON_SLOW_READER\x10\x04\x12\x17\n\x13\x43\x41NCEL_REASON_MOVED\x10\x05\x12\x1b\n\x17\x43\x41NCEL_REASON_REQUESTED\x10\x06*\xbd\x01\n\x0cRejectReason\x12\x1d\n\x19REJECT_REASON_UNSPECIFIED\x10\x00\x12\x19\n\x15REJECT_REASON_INVALID\x10\x01\x12\x1c\n\x18REJECT_REASON_QUEUE_FULL\x10\x02\x12\x1b\n\x17REJECT_REASON_DUPLICATE\x10\x03\x12\x1c\n\x18REJECT_REASON_SUPERSEDED\x10\x04\x12\x1a\n\x16REJECT_REASON_DRAINING\x10\x05\x32\xca\x02\n\tScheduler\x12\x44\n\x07Session\x12\x18.octavo.v1.RouterMessage\x1a\x1b.octavo.v1.SchedulerMessage(\x01\x30\x01\x12=\n\x06\x43\x61ncel\x12\x18.octavo.v1.CancelRequest\x1a\x19.octavo.v1.CancelResponse\x12@\n\x07Routers\x12\x19.octavo.v1.RoutersRequest\x1a\x1a.octavo.v1.RoutersResponse\x12:\n\x05Pause\x12\x17.octavo.v1.PauseRequest\x1a\x18.octavo.v1.PauseResponse\x12:\n\x05\x43ount\x12\x17.octavo.v1.CountRequest\x1a\x18.octavo.v1.CountResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,12 +34,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LOAD_REFUSEDTENANTSENTRY']._loaded_options = None
   _globals['_LOAD_REFUSEDTENANTSENTRY']._serialized_options = b'8\001'
-  _globals['_PAUSEMODE']._serialized_start=3299
-  _globals['_PAUSEMODE']._serialized_end=3423
-  _globals['_CANCELREASON']._serialized_start=3426
-  _globals['_CANCELREASON']._serialized_end=3634
-  _globals['_REJECTREASON']._serialized_start=3637
-  _globals['_REJECTREASON']._serialized_end=3826
+  _globals['_PAUSEMODE']._serialized_start=3349
+  _globals['_PAUSEMODE']._serialized_end=3473
+  _globals['_CANCELREASON']._serialized_start=3476
+  _globals['_CANCELREASON']._serialized_end=3684
+  _globals['_REJECTREASON']._serialized_start=3687
+  _globals['_REJECTREASON']._serialized_end=3876
   _globals['_COUNTREQUEST']._serialized_start=61
   _globals['_COUNTREQUEST']._serialized_end=108
   _globals['_KEYUSE']._serialized_start=111
@@ -55,41 +55,41 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTERSREQUEST']._serialized_start=521
   _globals['_ROUTERSREQUEST']._serialized_end=537
   _globals['_ROUTERSRESPONSE']._serialized_start=539
-  _globals['_ROUTERSRESPONSE']._serialized_end=580
-  _globals['_ROUTERMESSAGE']._serialized_start=583
-  _globals['_ROUTERMESSAGE']._serialized_end=813
-  _globals['_OPEN']._serialized_start=815
-  _globals['_OPEN']._serialized_end=909
-  _globals['_SUBMIT']._serialized_start=912
-  _globals['_SUBMIT']._serialized_end=1257
-  _globals['_SEQUENCESTART']._serialized_start=1259
-  _globals['_SEQUENCESTART']._serialized_end=1316
-  _globals['_PROMPTPART']._serialized_start=1318
-  _globals['_PROMPTPART']._serialized_end=1371
-  _globals['_ITEMPART']._serialized_start=1373
-  _globals['_ITEMPART']._serialized_end=1430
-  _globals['_CANCELSEQUENCES']._serialized_start=1432
-  _globals['_CANCELSEQUENCES']._serialized_end=1522
-  _globals['_SCHEDULERMESSAGE']._serialized_start=1525
-  _globals['_SCHEDULERMESSAGE']._serialized_end=1818
-  _globals['_CACHEEVENT']._serialized_start=1820
-  _globals['_CACHEEVENT']._serialized_end=1922
-  _globals['_CACHECLEARED']._serialized_start=1924
-  _globals['_CACHECLEARED']._serialized_end=1938
-  _globals['_WELCOME']._serialized_start=1941
-  _globals['_WELCOME']._serialized_end=2110
-  _globals['_LOAD']._serialized_start=2113
-  _globals['_LOAD']._serialized_end=2592
-  _globals['_LOAD_REFUSEDTENANTSENTRY']._serialized_start=2518
-  _globals['_LOAD_REFUSEDTENANTSENTRY']._serialized_end=2571
-  _globals['_REJECTED']._serialized_start=2594
-  _globals['_REJECTED']._serialized_end=2677
-  _globals['_STEPOUTPUTS']._serialized_start=2680
-  _globals['_STEPOUTPUTS']._serialized_end=2876
-  _globals['_SEQUENCEFINISH']._serialized_start=2879
-  _globals['_SEQUENCEFINISH']._serialized_end=3198
-  _globals['_SEQUENCEPROMPTLOGPROBS']._serialized_start=3200
-  _globals['_SEQUENCEPROMPTLOGPROBS']._serialized_end=3297
-  _globals['_SCHEDULER']._serialized_start=3829
-  _globals['_SCHEDULER']._serialized_end=4159
+  _globals['_ROUTERSRESPONSE']._serialized_end=609
+  _globals['_ROUTERMESSAGE']._serialized_start=612
+  _globals['_ROUTERMESSAGE']._serialized_end=842
+  _globals['_OPEN']._serialized_start=844
+  _globals['_OPEN']._serialized_end=938
+  _globals['_SUBMIT']._serialized_start=941
+  _globals['_SUBMIT']._serialized_end=1286
+  _globals['_SEQUENCESTART']._serialized_start=1288
+  _globals['_SEQUENCESTART']._serialized_end=1345
+  _globals['_PROMPTPART']._serialized_start=1347
+  _globals['_PROMPTPART']._serialized_end=1400
+  _globals['_ITEMPART']._serialized_start=1402
+  _globals['_ITEMPART']._serialized_end=1459
+  _globals['_CANCELSEQUENCES']._serialized_start=1461
+  _globals['_CANCELSEQUENCES']._serialized_end=1551
+  _globals['_SCHEDULERMESSAGE']._serialized_start=1554
+  _globals['_SCHEDULERMESSAGE']._serialized_end=1847
+  _globals['_CACHEEVENT']._serialized_start=1849
+  _globals['_CACHEEVENT']._serialized_end=1951
+  _globals['_CACHECLEARED']._serialized_start=1953
+  _globals['_CACHECLEARED']._serialized_end=1967
+  _globals['_WELCOME']._serialized_start=1970
+  _globals['_WELCOME']._serialized_end=2139
+  _globals['_LOAD']._serialized_start=2142
+  _globals['_LOAD']._serialized_end=2642
+  _globals['_LOAD_REFUSEDTENANTSENTRY']._serialized_start=2568
+  _globals['_LOAD_REFUSEDTENANTSENTRY']._serialized_end=2621
+  _globals['_REJECTED']._serialized_start=2644
+  _globals['_REJECTED']._serialized_end=2727
+  _globals['_STEPOUTPUTS']._serialized_start=2730
+  _globals['_STEPOUTPUTS']._serialized_end=2926
+  _globals['_SEQUENCEFINISH']._serialized_start=2929
+  _globals['_SEQUENCEFINISH']._serialized_end=3248
+  _globals['_SEQUENCEPROMPTLOGPROBS']._serialized_start=3250
+  _globals['_SEQUENCEPROMPTLOGPROBS']._serialized_end=3347
+  _globals['_SCHEDULER']._serialized_start=3879
+  _globals['_SCHEDULER']._serialized_end=4209
 # @@protoc_insertion_point(module_scope)

@@ -112,10 +112,12 @@ class RoutersRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class RoutersResponse(_message.Message):
-    __slots__ = ("peer_addresses",)
+    __slots__ = ("peer_addresses", "num_without_address")
     PEER_ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    NUM_WITHOUT_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     peer_addresses: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, peer_addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+    num_without_address: int
+    def __init__(self, peer_addresses: _Optional[_Iterable[str]] = ..., num_without_address: _Optional[int] = ...) -> None: ...
 
 class RouterMessage(_message.Message):
     __slots__ = ("open", "submit", "prompt_part", "cancel", "item_part")
@@ -262,7 +264,7 @@ class Welcome(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., replica_id: _Optional[str] = ..., epoch: _Optional[int] = ..., model: _Optional[_Union[_inference_pb2.ModelInfo, _Mapping]] = ..., max_num_seqs: _Optional[int] = ..., features: _Optional[_Iterable[str]] = ..., max_logprobs: _Optional[int] = ...) -> None: ...
 
 class Load(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_queued_tokens", "workers_ready", "draining", "last_group", "refused_priority", "refused_tenants", "last_step", "step_seconds", "step_tokens", "step_context_tokens", "paused")
+    __slots__ = ("num_running", "num_waiting", "num_free_blocks", "num_blocks", "num_queued_tokens", "workers_ready", "draining", "last_group", "refused_priority", "refused_tenants", "last_step", "step_seconds", "step_tokens", "step_context_tokens", "paused", "num_routers")
     class RefusedTenantsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +287,7 @@ class Load(_message.Message):
     STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STEP_CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUTERS_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     num_free_blocks: int
@@ -300,7 +303,8 @@ class Load(_message.Message):
     step_tokens: int
     step_context_tokens: int
     paused: PauseMode
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., workers_ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., last_group: _Optional[int] = ..., refused_priority: _Optional[int] = ..., refused_tenants: _Optional[_Mapping[str, int]] = ..., last_step: _Optional[int] = ..., step_seconds: _Optional[float] = ..., step_tokens: _Optional[int] = ..., step_context_tokens: _Optional[int] = ..., paused: _Optional[_Union[PauseMode, str]] = ...) -> None: ...
+    num_routers: int
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., num_queued_tokens: _Optional[int] = ..., workers_ready: _Optional[bool] = ..., draining: _Optional[bool] = ..., last_group: _Optional[int] = ..., refused_priority: _Optional[int] = ..., refused_tenants: _Optional[_Mapping[str, int]] = ..., last_step: _Optional[int] = ..., step_seconds: _Optional[float] = ..., step_tokens: _Optional[int] = ..., step_context_tokens: _Optional[int] = ..., paused: _Optional[_Union[PauseMode, str]] = ..., num_routers: _Optional[int] = ...) -> None: ...
 
 class Rejected(_message.Message):
     __slots__ = ("group", "reason", "message")

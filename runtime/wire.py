@@ -25,6 +25,9 @@ STEP_MESSAGE_BYTES = 64 * 2**20
 COORDINATION_MESSAGE_BYTES = 64 * 2**10
 # Token ids in one Submit or PromptPart: at most 5 bytes each as varints, with room to spare in SESSION_MESSAGE_BYTES.
 SESSION_PART_TOKENS = 100_000
+# Submit.attempt is the client's attempt, then so many bits that count the router's resubmissions: a client's next
+# attempt is above every resubmission of the last one.
+RESUBMISSION_BITS = 16
 PROMPT_LOGPROBS_FRAME_BYTES = 256 * 2**10
 # Drafts that a worker proposes for a sequence because its constraint leaves no other tokens.
 MAX_FORCED_TOKENS = 16

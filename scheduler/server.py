@@ -17,7 +17,7 @@ from protos.admin_pb2_grpc import add_AdminServicer_to_server
 from runtime.grpc_setup.server import add_reflection
 from runtime.security.tls import TlsFiles, add_port
 from runtime.telemetry.tracing import Tracing
-from runtime.wire import PROTOCOL_VERSION, SESSION_MESSAGE_BYTES
+from runtime.wire import PROTOCOL_VERSION, RESUBMISSION_BITS, SESSION_MESSAGE_BYTES
 from scheduler import admin
 from scheduler.sessions import commands
 from scheduler.sessions.outgoing import SESSION_BUFFER_BYTES, Outgoing, Parcel
@@ -252,12 +252,18 @@ class SchedulerServer:
     ) -> inference_pb2.CancelResponse:
         order = commands.CancelRequest(request_id=request.request_id)
         self._mailbox.put(order)
-        return inference_pb2.CancelResponse(cancelled=await admin.answer_of(order.answer, context))
+        attempt = await admin.answer_of(order.answer, context)
+        return inference_pb2.CancelResponse(
+            cancelled=attempt is not None, attempt=(attempt or 0) >> RESUBMISSION_BITS
+        )
 
     async def _routers(
         self, request: scheduler_pb2.RoutersRequest, context: grpc.aio.ServicerContext
     ) -> scheduler_pb2.RoutersResponse:
-        return scheduler_pb2.RoutersResponse(peer_addresses=sorted(set(self._peer_addresses.values())))
+        return scheduler_pb2.RoutersResponse(
+            peer_addresses=sorted(set(self._peer_addresses.values())),
+            num_without_address=len(self._outgoing) - len(self._peer_addresses),
+        )
 
     async def _count(
         self, request: scheduler_pb2.CountRequest, context: grpc.aio.ServicerContext

@@ -76,7 +76,7 @@ class InferenceService(InferenceServicer):
         async with grpc_errors(context):
             # Every replica is asked for an id that this router does not know.
             validation.check_request_id(request.request_id)
-            return pb.CancelResponse(cancelled=await self._intake.live.cancel(request.request_id))
+            return await self._intake.live.cancel(request.request_id)
         raise AssertionError("unreachable")
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> None:

@@ -40,14 +40,16 @@ class PeersService(PeersServicer):
     async def Find(self, request: wire.FindRequest, context: grpc.aio.ServicerContext) -> wire.FindResponse:
         held = self._attachments.held.find(request.request_id)
         waiting = self._live.waiting_here(request.request_id)
+        attempt = self._live.attempt_here(request.request_id)
         return wire.FindResponse(
-            is_live=self._live.is_here(request.request_id),
+            is_live=attempt is not None,
+            attempt=attempt or 0,
             held_over="" if held is None else held.protocol,
             waiting=waiting,
         )
 
     async def Cancel(self, request: pb.CancelRequest, context: grpc.aio.ServicerContext) -> pb.CancelResponse:
-        return pb.CancelResponse(cancelled=self._live.cancel_here(request.request_id))
+        return self._live.cancel_here(request.request_id)
 
     async def Migrate(
         self, request: admin_pb2.MigrateRequest, context: grpc.aio.ServicerContext

@@ -170,12 +170,13 @@ class Intake:
                 self.items.store.holding(identity) as held,
             ):
                 limits.begin_request()
-                request = await self._prepare(message, seconds, trace, held)
-                del message
-                release()
-                if len(request.prompt_token_ids) > _LONG_PROMPT:
-                    await asyncio.sleep(0)
-                choices, backlog = await self._fold(request)
+                with self._registry.preparing(identity.scoped_id(request_id), message.resume.attempt):
+                    request = await self._prepare(message, seconds, trace, held)
+                    del message
+                    release()
+                    if len(request.prompt_token_ids) > _LONG_PROMPT:
+                        await asyncio.sleep(0)
+                    choices, backlog = await self._fold(request)
                 trace.prepared(request)
                 outbox = Outbox(self._buffer_bytes, self._write_queue)
                 stream = self._stream(request, choices, backlog, outbox)

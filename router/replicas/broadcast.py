@@ -1,7 +1,7 @@
 """Asks all replicas a question at once, such as to cancel a request whose stream another router holds."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import grpc.aio
@@ -51,9 +51,9 @@ async def broadcast(
     return answers, unreachable
 
 
-async def broadcast_cancel(replicas: Sequence[BroadcastTarget], scoped_id: str) -> bool:
-    """Ends a request (Request.scoped_id) at the replica that has it; False if none does. The replica tells the router
-    that holds the stream, which ends it. Raises NoReplica if none answers."""
+async def broadcast_cancel(replicas: Sequence[BroadcastTarget], scoped_id: str) -> CancelResponse:
+    """Ends all attempts of a request (Request.scoped_id) that replicas have, and returns the newest. A replica tells
+    the router that holds the stream, which ends it. Raises NoReplica if none answers."""
 
     async def ask(channel: grpc.aio.Channel) -> CancelResponse:
         # The generated stub's types are those of the synchronous one.
@@ -61,4 +61,9 @@ async def broadcast_cancel(replicas: Sequence[BroadcastTarget], scoped_id: str) 
         return await stub.Cancel(CancelRequest(request_id=scoped_id), timeout=ANSWER_TIMEOUT_S)
 
     answers, _ = await broadcast(replicas, ask)
-    return any(answer.cancelled for answer in answers)
+    return newest(answers)
+
+
+def newest(answers: Iterable[CancelResponse]) -> CancelResponse:
+    """Returns the answer about the newest attempt. An empty one knows of none."""
+    return max(answers, key=lambda answer: (answer.attempt, answer.cancelled))

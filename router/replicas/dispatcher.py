@@ -20,16 +20,13 @@ from router.replicas.replica_set import ReplicaSet
 from router.replicas.session import Session
 from router.request import fingerprint_of
 from router.telemetry.metrics import RouterMetrics
-from runtime.wire import SESSION_PART_TOKENS
+from runtime.wire import RESUBMISSION_BITS, SESSION_PART_TOKENS
 
 log = logging.getLogger("octavo.router.dispatcher")
 
 # Losses in a row without a new token that a request survives; after more, the request is the suspect.
 _MOST_LOSSES = 16
-# Submit.attempt is the client's attempt, then 16 bits that count the router's resubmissions: a client's next attempt is
-# above every resubmission of the last one.
-_RESUBMISSION_BITS = 16
-_MOST_RESUBMISSIONS = (1 << _RESUBMISSION_BITS) - 1
+_MOST_RESUBMISSIONS = (1 << RESUBMISSION_BITS) - 1
 
 
 class Placement:
@@ -173,7 +170,7 @@ class Placement:
         request = self.stream.request
         submit = wire.Submit(
             request_id=request.scoped_id,
-            attempt=(request.attempt << _RESUBMISSION_BITS) + self.num_resubmissions,
+            attempt=(request.attempt << RESUBMISSION_BITS) + self.num_resubmissions,
             sampling=self.stream.sampling_to_submit,
             choices=self.stream.starts(),
             priority=request.priority,

@@ -7,7 +7,7 @@ replica for its streams is found, too, as long as it has a Session with any sche
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -18,11 +18,13 @@ from protos.peers_pb2_grpc import PeersStub
 from protos.scheduler_pb2 import RoutersRequest, RoutersResponse
 from protos.scheduler_pb2_grpc import SchedulerStub
 from router.errors import InvalidRequest, NoReplica, NotKept, NotMigrated, RequestError, UnknownRequest
-from router.replicas.broadcast import ANSWER_TIMEOUT_S, BroadcastTarget, broadcast
+from router.replicas.broadcast import ANSWER_TIMEOUT_S, BroadcastTarget, broadcast, newest
 from router.replicas.migrations import Migration
 from runtime.security.tls import open_channel
 
 Answer = TypeVar("Answer")
+# The address of a process, and what it knows of a request.
+Found = tuple[str, peers_pb2.FindResponse]
 
 _CHANNEL_OPTIONS = [
     # Events are as large as those of clients.
@@ -39,10 +41,19 @@ _OF_REQUEST: dict[grpc.StatusCode, type[RequestError]] = {
 }
 
 
+class SharedReplica(BroadcastTarget, Protocol):
+    """A replica that other routers may use, too."""
+
+    @property
+    def num_routers(self) -> int:
+        """Sessions of routers with it, this one's included, as it said last; 0: not known."""
+        ...
+
+
 class Peers:
     def __init__(
         self,
-        replicas: Sequence[BroadcastTarget],
+        replicas: Sequence[SharedReplica],
         own_address: Callable[[], str] = str,
         credentials: Callable[[], grpc.ChannelCredentials] | None = None,
     ) -> None:
@@ -57,26 +68,40 @@ class Peers:
             await channel.close()
         self._channels.clear()
 
-    async def find(self, scoped_id: str) -> tuple[str, peers_pb2.FindResponse] | None:
-        """Returns the address of a process that knows a request, and what it knows; None if none does. One that holds
-        a stream comes before others."""
+    @property
+    def are_none(self) -> bool:
+        """True if every replica says that no other router is there: then nobody need be asked."""
+        return all(replica.num_routers == 1 for replica in self._replicas)
 
-        async def ask(address: str) -> tuple[str, peers_pb2.FindResponse] | None:
+    async def find(self, scoped_id: str) -> Found | None:
+        """Returns the address of a process that knows a request, and what it knows; None if none does. One that holds
+        a stream comes before others, and a newer attempt before an older one."""
+        found = await self._find_all(scoped_id)
+        return max(found, key=lambda each: (bool(each[1].held_over), each[1].attempt), default=None)
+
+    async def find_live(self, scoped_id: str, *, newer_than: int | None = None) -> list[Found]:
+        """Returns the processes that have a live attempt, the newest first. newer_than: only attempts above it."""
+        found = [each for each in await self._find_all(scoped_id) if each[1].is_live]
+        found.sort(key=lambda each: each[1].attempt, reverse=True)
+        return [each for each in found if newer_than is None or each[1].attempt > newer_than]
+
+    async def _find_all(self, scoped_id: str) -> list[Found]:
+        async def ask(address: str) -> Found | None:
             request = peers_pb2.FindRequest(request_id=scoped_id)
             found = await self._stub(address).Find(request, timeout=ANSWER_TIMEOUT_S)
             return (address, found) if found.is_live or found.held_over else None
 
-        found = await self._ask_all(ask)
-        return max(found, key=lambda each: bool(each[1].held_over), default=None)
+        return (await self._ask_all(ask))[0]
 
-    async def cancel(self, scoped_id: str) -> bool:
-        """Ends a live request where it is; False if no other process has it."""
+    async def cancel(self, scoped_id: str) -> tuple[pb.CancelResponse, bool]:
+        """Ends all attempts of a request that other processes have. Returns the newest, and True if every other process
+        has been asked."""
 
-        async def ask(address: str) -> bool | None:
-            answer = await self._stub(address).Cancel(pb.CancelRequest(request_id=scoped_id), timeout=ANSWER_TIMEOUT_S)
-            return answer.cancelled or None
+        async def ask(address: str) -> pb.CancelResponse:
+            return await self._stub(address).Cancel(pb.CancelRequest(request_id=scoped_id), timeout=ANSWER_TIMEOUT_S)
 
-        return bool(await self._ask_all(ask))
+        answers, is_all = await self._ask_all(ask)
+        return newest((pb.CancelResponse(), *answers)), is_all
 
     async def drop(self, scoped_id: str) -> bool:
         """Ends a held stream where it is, and has it forgotten; False if no other process has it."""
@@ -85,14 +110,14 @@ class Peers:
             answer = await self._stub(address).Drop(pb.CancelRequest(request_id=scoped_id), timeout=ANSWER_TIMEOUT_S)
             return answer.cancelled or None
 
-        return bool(await self._ask_all(ask))
+        return bool((await self._ask_all(ask))[0])
 
-    async def migrate(self, scoped_id: str, address: str) -> Migration | None:
-        """Moves a live request where it is; None if no other process has it. address: the target, as in
-        scheduler_addresses. Raises InvalidRequest, NotMigrated."""
+    async def migrate(self, scoped_id: str, address: str, *, newer_than: int | None = None) -> Migration | None:
+        """Moves the newest live attempt of a request where it is; None if no other process has one. address: the
+        target, as in scheduler_addresses. newer_than: as in find_live. Raises InvalidRequest, NotMigrated."""
         asked = admin_pb2.MigrateRequest(request_id=scoped_id, replica=address)
 
-        async def ask(peer: str) -> Migration | RequestError | None:
+        async def ask(peer: str) -> Migration | RequestError:
             try:
                 done = await self._stub(peer).Migrate(asked, timeout=ANSWER_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
@@ -103,10 +128,19 @@ class Peers:
                 moved_from=done.moved_from, moved_to=done.moved_to, num_output_tokens=done.num_output_tokens
             )
 
-        for outcome in await self._ask_all(ask):
-            if isinstance(outcome, RequestError):
-                raise outcome
-            return outcome
+        refusal: RequestError | None = None
+        refused = -1
+        for peer, found in await self.find_live(scoped_id, newer_than=newer_than):
+            if found.attempt < refused:
+                break
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                outcome = await ask(peer)
+                if not isinstance(outcome, RequestError):
+                    return outcome
+                # A process that has the same attempt may move it.
+                refusal, refused = refusal or outcome, found.attempt
+        if refusal is not None:
+            raise refusal
         return None
 
     def attach(self, address: str, asked: pb.AttachRequest) -> AsyncGenerator[pb.GenerateResponse, None]:
@@ -127,35 +161,46 @@ class Peers:
             channel = self._channels[address] = open_channel(address, credentials, _CHANNEL_OPTIONS)
         return PeersStub(channel)
 
-    async def _addresses(self) -> list[str]:
-        """Asks the schedulers. If none answers, those that were there before are all that is known."""
+    async def _addresses(self) -> tuple[list[str], bool]:
+        """Asks the schedulers. If none answers, those that were there before are all that is known.
+
+        Returns True with them if these are all other processes.
+        """
 
         async def ask(channel: grpc.aio.Channel) -> RoutersResponse:
             stub: Any = SchedulerStub(channel)
             return await stub.Routers(RoutersRequest(), timeout=ANSWER_TIMEOUT_S)
 
         try:
-            answers, _ = await broadcast(self._replicas, ask)
+            answers, unreachable = await broadcast(self._replicas, ask)
         except NoReplica:
-            return list(self._channels)
+            return list(self._channels), False
+        own = 0 if self._own_address() else 1
+        is_all = not unreachable and all(answer.num_without_address <= own for answer in answers)
         there = {address for answer in answers for address in answer.peer_addresses} - {self._own_address()}
         for gone in self._channels.keys() - there:
             # Calls that still run on it end with the process at its other end.
             channel = self._channels.pop(gone)
             self._closing.add(task := asyncio.create_task(channel.close(grace=ANSWER_TIMEOUT_S)))
             task.add_done_callback(self._closing.discard)
-        return sorted(there)
+        return sorted(there), is_all
 
-    async def _ask_all(self, ask: Callable[[str], Awaitable[Answer | None]]) -> list[Answer]:
-        """Returns the answers of those who know something. One that cannot be reached knows nothing."""
+    async def _ask_all(self, ask: Callable[[str], Awaitable[Answer | None]]) -> tuple[list[Answer], bool]:
+        """Returns the answers of those who know something, and True if every other process has answered. One that
+        cannot be reached knows nothing."""
+        num_silent = 0
 
         async def ask_one(address: str) -> Answer | None:
-            with contextlib.suppress(grpc.aio.AioRpcError):
+            nonlocal num_silent
+            try:
                 return await ask(address)
-            return None
+            except grpc.aio.AioRpcError:
+                num_silent += 1
+                return None
 
-        answers = await asyncio.gather(*map(ask_one, await self._addresses()))
-        return [answer for answer in answers if answer is not None]
+        addresses, is_all = await self._addresses()
+        answers = await asyncio.gather(*map(ask_one, addresses))
+        return [answer for answer in answers if answer is not None], is_all and not num_silent
 
 
 async def _passed_on(call: Any) -> AsyncGenerator[Any, None]:

@@ -129,6 +129,11 @@ class Replica:
         return self._connection.channel
 
     @property
+    def num_routers(self) -> int:
+        """Sessions of routers with it, this one's included, as it said last; 0: not known."""
+        return 0 if self.session is None else self.session.load.num_routers
+
+    @property
     def usable(self) -> bool:
         """True if it takes requests, though it may queue them while its workers are away."""
         if self.session is None or self.hold is not Hold.NONE:

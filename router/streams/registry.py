@@ -1,12 +1,35 @@
 """The registry of this router's live streams, by request id and tenant (Request.scoped_id)."""
 
 import asyncio
+import contextlib
+from collections import defaultdict
 from collections.abc import Iterator
 
+from protos.inference_pb2 import CancelResponse
 from router.errors import Cancelled, DuplicateRequest, RequestError, Superseded
+from router.replicas.broadcast import newest
 from router.request import Request
 from router.streams.stream import Stream
 from router.telemetry.metrics import RouterMetrics
+
+
+class _Preparing:
+    """A request that has no stream yet, and the task that prepares it."""
+
+    def __init__(self, attempt: int) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.attempt, self.is_cancelled = attempt, False
+        self._task, self._num_cancels = task, task.cancelling()
+
+    def cancel(self) -> None:
+        if not self.is_cancelled:
+            self.is_cancelled = True
+            self._task.cancel()
+
+    def take_cancel(self) -> bool:
+        """Called as the task's cancel comes through. Returns True if it was ours alone, and undoes it."""
+        return self.is_cancelled and self._task.uncancel() <= self._num_cancels
 
 
 class StreamRegistry:
@@ -16,6 +39,7 @@ class StreamRegistry:
         self._streams: dict[str, Stream] = {}
         # Includes streams that another attempt has displaced and whose calls have not ended yet.
         self._open: set[Stream] = set()
+        self._preparing: defaultdict[str, set[_Preparing]] = defaultdict(set)
         self._metrics = metrics
         self._empty = asyncio.Event()
         self._empty.set()
@@ -58,13 +82,37 @@ class StreamRegistry:
             self._empty.set()
         self._metrics.streams.set(len(self._open))
 
-    def cancel(self, scoped_id: str) -> bool:
-        """Cancels a live request; False if none has this id."""
-        stream = self.find(scoped_id)
-        if stream is None:
-            return False
-        stream.fail(Cancelled("Cancel was called for this request"))
-        return True
+    @contextlib.contextmanager
+    def preparing(self, scoped_id: str, attempt: int) -> Iterator[None]:
+        """Lets `cancel` find a request that this task prepares, until its stream is there. Raises Cancelled."""
+        entry = _Preparing(attempt)
+        self._preparing[scoped_id].add(entry)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if entry.take_cancel():
+                raise _cancelled() from None
+            raise
+        finally:
+            entries = self._preparing[scoped_id]
+            entries.discard(entry)
+            if not entries:
+                del self._preparing[scoped_id]
+
+    def cancel(self, scoped_id: str) -> CancelResponse:
+        """Ends all attempts of a request that are here. Returns the newest of them, which may have been complete."""
+        found = [CancelResponse()]
+        for entry in self._preparing.get(scoped_id, ()):
+            entry.cancel()
+            found.append(CancelResponse(cancelled=True, attempt=entry.attempt))
+        stream = self._streams.get(scoped_id)
+        if stream is not None and not stream.done:
+            stream.fail(_cancelled())
+            found.append(CancelResponse(cancelled=True, attempt=stream.request.attempt))
+        elif stream is not None and stream.complete:
+            # Its client has not got all of it yet.
+            found.append(CancelResponse(attempt=stream.request.attempt))
+        return newest(found)
 
     def fail_all(self, error: RequestError) -> None:
         for stream in list(self._open):
@@ -72,3 +120,7 @@ class StreamRegistry:
 
     async def wait_empty(self) -> None:
         await self._empty.wait()
+
+
+def _cancelled() -> Cancelled:
+    return Cancelled("Cancel was called for this request")

@@ -129,10 +129,10 @@ class Observe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelRequest:
-    """Cancels a request of any Session. answer: True if it was live."""
+    """Cancels a request of any Session. answer: the attempt that was live, as in Submit; None if none was."""
 
     request_id: str
-    answer: Future[bool] = field(default_factory=Future)
+    answer: Future[int | None] = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -69,7 +69,7 @@ class Requests:
         self._cache_watchers = CacheWatchers(publish)
         self._welcome: scheduler_pb2.Welcome | None = None
         # The load sent last, without last_group and what steps add to, whose growth alone is no reason to send.
-        self._told: tuple[CoreLoad, bool, bool, scheduler_pb2.PauseMode] | None = None
+        self._told: tuple[CoreLoad, bool, bool, scheduler_pb2.PauseMode, int] | None = None
         # None before the first epoch.
         self._core: Core | None = None
         self._is_draining = False
@@ -215,13 +215,13 @@ class Requests:
         ends = self._live_core.cancel(group.number, choices or None, now, cause=cause)
         self.collect_ends(ends, cancel_reason=reason, superseded=superseded)
 
-    def cancel_request(self, request_id: str, now: float) -> bool:
-        """Cancels a request of any router. False if no request with this id is live."""
+    def cancel_request(self, request_id: str, now: float) -> int | None:
+        """Cancels a request of any router. Returns its attempt, as in Submit; None if none with this id is live."""
         group = self._sessions.live_attempt(request_id)
         if group is None:
-            return False
+            return None
         self._cancel(group, (), now, reason=scheduler_pb2.CANCEL_REASON_REQUESTED)
-        return True
+        return group.attempt
 
     def expire(self, now: float) -> None:
         """Ends sequences whose deadline has passed."""
@@ -313,7 +313,7 @@ class Requests:
             return []
         for session, events in self._cache_watchers.take(self._core):
             self._sessions.outbox(session).add_cache_events(events)
-        told = (self._core.load, workers_ready, self._is_draining, self._paused)
+        told = (self._core.load, workers_ready, self._is_draining, self._paused, len(self._sessions))
         has_news, self._told = told != self._told, told
         load = _load(*told)
         load.last_step = steps.num_steps
@@ -337,7 +337,7 @@ class Requests:
 
 
 def _load(
-    load: CoreLoad, workers_ready: bool, is_draining: bool, paused: scheduler_pb2.PauseMode
+    load: CoreLoad, workers_ready: bool, is_draining: bool, paused: scheduler_pb2.PauseMode, num_routers: int
 ) -> scheduler_pb2.Load:
     return scheduler_pb2.Load(
         num_running=load.num_running,
@@ -348,6 +348,7 @@ def _load(
         workers_ready=workers_ready,
         draining=is_draining,
         paused=paused,
+        num_routers=num_routers,
         refused_priority=load.refused_priority,
         refused_tenants=dict(load.refused_tenants),
     )

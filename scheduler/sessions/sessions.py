@@ -273,6 +273,9 @@ class Sessions:
     def __iter__(self) -> Iterator[Session]:
         return iter(self._sessions.values())
 
+    def __len__(self) -> int:
+        return len(self._sessions)
+
     def __contains__(self, session: int) -> bool:
         return session in self._sessions
 

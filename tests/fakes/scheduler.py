@@ -19,7 +19,7 @@ from protos import scheduler_pb2 as wire
 from protos.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from runtime.media.names import item_name
 from runtime.security.tls import add_port
-from runtime.wire import PROTOCOL_VERSION
+from runtime.wire import PROTOCOL_VERSION, RESUBMISSION_BITS
 from scheduler.sessions.rate_counts import RateCounts
 
 NextToken = Callable[[Sequence[int], int, int, int], int]
@@ -118,6 +118,8 @@ class FakeScheduler:
     items: dict[bytes, bytes] = field(default_factory=dict)
     arrived_items: list[bytes] = field(default_factory=list)
     rate_counts: RateCounts = field(default_factory=RateCounts)
+    # Times that a router has asked which others there are.
+    num_asked: int = 0
 
     async def start(self) -> None:
         self._sessions: set[_FakeSession] = set()
@@ -145,9 +147,9 @@ class FakeScheduler:
         async with asyncio.timeout(20), self.changed:
             await self.changed.wait_for(lambda: condition(self))
 
-    def send_load(self) -> None:
+    def send_load(self, other_than: "_FakeSession | None" = None) -> None:
         """Sends the changed flags to all routers now."""
-        for session in self._sessions:
+        for session in self._sessions - {other_than}:
             session.outgoing.put_nowait(wire.SchedulerMessage(load=session.load()))
 
     def give_up_all(self) -> None:
@@ -176,6 +178,8 @@ class _Servicer(SchedulerServicer):
         work = (session.read(request_iterator), session.step_forever(), session.send_loads())
         tasks = [asyncio.create_task(each) for each in work]
         self._scheduler._sessions.add(session)
+        if not self._scheduler.silent:
+            self._scheduler.send_load(other_than=session)
         async with self._scheduler.changed:
             self._scheduler.changed.notify_all()
         try:
@@ -192,15 +196,19 @@ class _Servicer(SchedulerServicer):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def Routers(self, request: wire.RoutersRequest, context: grpc.aio.ServicerContext) -> wire.RoutersResponse:
-        addresses = {session.peer_address for session in self._scheduler._sessions} - {""}
-        return wire.RoutersResponse(peer_addresses=sorted(addresses))
+        self._scheduler.num_asked += 1
+        addresses = [session.peer_address for session in self._scheduler._sessions]
+        return wire.RoutersResponse(
+            peer_addresses=sorted({*addresses} - {""}), num_without_address=addresses.count("")
+        )
 
     async def Count(self, request: wire.CountRequest, context: grpc.aio.ServicerContext) -> wire.CountResponse:
         return self._scheduler.rate_counts.count(request)
 
     async def Cancel(self, request: pb.CancelRequest, context: grpc.aio.ServicerContext) -> pb.CancelResponse:
-        sessions = list(self._scheduler._sessions)
-        return pb.CancelResponse(cancelled=any(each.end_request(request.request_id) for each in sessions))
+        found = [each.end_request(request.request_id) for each in self._scheduler._sessions]
+        attempts = [attempt >> RESUBMISSION_BITS for attempts in found for attempt in attempts]
+        return pb.CancelResponse(cancelled=bool(attempts), attempt=max(attempts, default=0))
 
 
 class _FakeSession:
@@ -236,6 +244,7 @@ class _FakeSession:
             step_context_tokens=scheduler.num_step_context_tokens,
             refused_priority=None if self._has_room else scheduler.refused_priority,
             refused_tenants=scheduler.refused_tenants,
+            num_routers=len(scheduler._sessions),
         )
 
     async def read(self, messages: AsyncIterator[wire.RouterMessage]) -> None:
@@ -322,9 +331,11 @@ class _FakeSession:
                 )
         self.outgoing.put_nowait(wire.SchedulerMessage(outputs=outputs, load=self.load()))
 
-    def end_request(self, request_id: str) -> bool:
+    def end_request(self, request_id: str) -> list[int]:
+        """Returns the attempts that were live."""
         keys = [key for key, sequence in self.sequences.items() if sequence.submit.request_id == request_id]
         outputs = wire.StepOutputs()
+        attempts = [self.sequences[key].submit.attempt for key in keys]
         for group, choice in keys:
             del self.sequences[group, choice]
             outputs.finishes.add(
@@ -334,7 +345,7 @@ class _FakeSession:
                 cancel_reason=wire.CANCEL_REASON_REQUESTED,
             )
         self.outgoing.put_nowait(wire.SchedulerMessage(outputs=outputs, load=self.load()))
-        return bool(keys)
+        return attempts
 
     def give_up_all(self) -> None:
         outputs = wire.StepOutputs()

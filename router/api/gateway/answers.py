@@ -296,7 +296,11 @@ class HeldEvents:
 
     async def _end(self, request: Request) -> Response:
         request_id, scoped_id = _ids(request)
-        if not self._held.drop(scoped_id) and not await self._attachments.peers.drop(scoped_id):
+        peers = self._attachments.peers
+        is_gone = self._held.drop(scoped_id)
+        if not (is_gone and peers.are_none):
+            is_gone = await peers.drop(scoped_id) or is_gone
+        if not is_gone:
             self._attachments.find(request_id, scoped_id)
         return JSONResponse({"id": request_id, "object": "stream", "deleted": True})
 

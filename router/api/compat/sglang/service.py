@@ -72,7 +72,7 @@ class SglangService(SglangSchedulerServicer):
 
     async def Abort(self, request: sglang.AbortRequest, context: Context) -> sglang.AbortResponse:
         async with grpc_errors(context, request.request_id):
-            if await self._intake.live.cancel(request.request_id):
+            if (await self._intake.live.cancel(request.request_id)).cancelled:
                 return sglang.AbortResponse(success=True)
         return sglang.AbortResponse(message=f"request_id={request.request_id!r}: no live request has it")
 
