@@ -122,6 +122,7 @@ class RouterServer:
                 stall_timeout=options.replica_stall_timeout,
                 credentials=scheduler_credentials,
                 peer_address=self._own_address,
+                runtime_dir=options.runtime_dir,
             ),
             self.metrics,
             PaceSettings(

@@ -140,7 +140,28 @@ class ParallelOptions(BaseModel):
         le=86_400,
     )
     max_restarts: int = option(
-        PARALLEL, 5, "Times within a minute that `octavo up` restarts a process before it gives up.", ge=0, le=1000
+        PARALLEL,
+        5,
+        "Times within a minute that `octavo up` restarts a process. After one more death it stops the whole replica "
+        "for a while (max_quarantine), and the others go on.",
+        ge=0,
+        le=1000,
+    )
+    max_quarantine: float = option(
+        PARALLEL,
+        960.0,
+        "Most seconds for which `octavo up` stops a replica that fails again and again before it tries it once more: "
+        "60 the first time, then twice as long each time.",
+        gt=0,
+        le=86_400,
+    )
+    no_replica_timeout: float = option(
+        PARALLEL,
+        300.0,
+        "Seconds without any replica, because all fail again and again, after which `octavo up` ends. An LLM ends at "
+        "once if this is not given. Before anything has served, a failure ends both at once.",
+        ge=0,
+        le=86_400,
     )
 
     def _check_parallel(self) -> None:

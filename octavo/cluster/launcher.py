@@ -1,9 +1,12 @@
 """Runs `octavo up`: starts a cluster, follows it, and stops it."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Protocol
 
 from rich.console import Console
@@ -12,10 +15,12 @@ from configs.options import Options
 from octavo.cluster.display import Display
 from octavo.cluster.ports import claimed_ports, resolve_ports
 from octavo.cluster.processes import ProcessSpec, Stage, cluster_processes
+from octavo.cluster.quarantine import quarantine_of
 from octavo.cluster.readiness import read_health, router_targets
 from octavo.cluster.runtime_files import child_environment, locked_runtime_dir, write_options
 from octavo.cluster.supervisor import Supervisor
 from runtime.process import raise_open_files
+from runtime.telemetry.quarantine import QuarantineNote, text_of, write_notes
 
 # Seconds that a drained scheduler or worker needs to end.
 _STOP_GRACE = 10.0
@@ -61,8 +66,12 @@ class Fleet(Protocol):
     first_wave_begun: asyncio.Event
 
     async def run(self) -> None:
-        """Starts all and keeps them running until `stop` has ended them. Raises ProcessFailed if one of them ends and
-        is not restarted; the others have been stopped by then."""
+        """Starts all and keeps them running until `stop` has ended them. Raises ProcessFailed if one of them ends, is
+        not restarted, and the others cannot go on without it; they have been stopped by then."""
+        ...
+
+    def note_serving(self) -> None:
+        """Notes that the routers serve: from now on a replica that fails for good does not end the others."""
         ...
 
     async def watch(self) -> None:
@@ -90,6 +99,7 @@ class _LocalFleet(Supervisor):
             hang_timeout=options.hang_timeout,
             on_line=display.line,
             on_event=display.event,
+            quarantine=quarantine_of(options, specs, partial(_tell_routers, options.runtime_dir)),
         )
         self._display = display
         self._health_host = options.metrics_host
@@ -106,6 +116,12 @@ class _LocalFleet(Supervisor):
                 well, text = health
                 self._display.state(spec, text, well)
             await asyncio.sleep(_HEALTH_INTERVAL)
+
+
+def _tell_routers(directory: Path, notes: Mapping[int, QuarantineNote]) -> None:
+    # A full disk is no reason to end.
+    with contextlib.suppress(OSError):
+        write_notes(directory, text_of(notes))
 
 
 class Launcher:
@@ -179,6 +195,7 @@ class Launcher:
                 await wait_until_serving(*self._targets)
         finally:
             await _cancel(watching)
+        self._fleet.note_serving()
         self._display.loaded()
         self._console.print(f"Ready in {self._display.elapsed:.1f} s.", highlight=False)
         if self._work is not None:

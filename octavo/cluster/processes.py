@@ -17,16 +17,26 @@ class Stage(IntEnum):
     WORKER = 2
 
 
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Processes that are of no use without each other, and fail together. name: for people. replicas: the numbers of
+    those that it is, one, or all that compute in lockstep; none: it is a router process."""
+
+    name: str
+    replicas: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
     """One process. name: for people, such as "worker 0.0". health_port: the port of its /health; 0: none. wave:
-    processes with the same number start together."""
+    processes with the same number start together. unit: None: nothing goes on without it."""
 
     name: str
     stage: Stage
     command: tuple[str, ...]
     health_port: int = 0
     wave: int = 0
+    unit: Unit | None = None
 
 
 def cluster_processes(options: Options, config: Path, *, num_cores: int) -> list[ProcessSpec]:
@@ -43,6 +53,7 @@ def cluster_processes(options: Options, config: Path, *, num_cores: int) -> list
     def command(module: str, *arguments: str) -> tuple[str, ...]:
         return (sys.executable, "-m", module, "-c", str(config), *arguments)
 
+    units = replica_units(options)
     processes: list[ProcessSpec] = []
     for replica in range(options.data_parallel_size):
         processes += [
@@ -52,6 +63,7 @@ def cluster_processes(options: Options, config: Path, *, num_cores: int) -> list
                 command=command("worker", "--replica", str(replica), "--rank", str(rank)),
                 health_port=options.process_metrics_port("worker", replica, rank),
                 wave=replica // replicas_a_wave,
+                unit=units[replica],
             )
             for rank in range(options.world_size)
         ]
@@ -62,6 +74,7 @@ def cluster_processes(options: Options, config: Path, *, num_cores: int) -> list
             command=command("scheduler", "--replica", str(replica)),
             health_port=options.process_metrics_port("scheduler", replica),
             wave=replica // replicas_a_wave,
+            unit=units[replica],
         )
         for replica in range(options.data_parallel_size)
     ]
@@ -72,10 +85,19 @@ def cluster_processes(options: Options, config: Path, *, num_cores: int) -> list
             stage=Stage.ROUTER,
             command=command("router", "--router", str(router), *_sharing(options, process)),
             health_port=options.process_metrics_port("router", router, process),
+            unit=Unit(_router_name(options, router, process)),
         )
         for router, process in routers
     ]
     return processes
+
+
+def replica_units(options: Options) -> list[Unit]:
+    """Returns each replica's unit. Those in lockstep are one: a step of each needs all others."""
+    count = options.data_parallel_size
+    if options.in_lockstep:
+        return [Unit(f"replicas 0 to {count - 1}", tuple(range(count)))] * count
+    return [Unit(f"replica {replica}", (replica,)) for replica in range(count)]
 
 
 def _router_name(options: Options, router: int, process: int) -> str:

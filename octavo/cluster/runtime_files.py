@@ -12,6 +12,7 @@ from configs.load import ENV_PREFIX
 from configs.options import Options
 from octavo.cluster.errors import ClusterError
 from runtime.process import private_directory
+from runtime.telemetry.quarantine import FILE_NAME
 
 
 @contextmanager
@@ -40,7 +41,9 @@ def locked_runtime_dir(path: Path) -> Iterator[Path]:
 
 
 def write_options(options: Options, directory: Path) -> Path:
-    """Writes the resolved options to a file that all processes of the cluster read. Only its owner can read it."""
+    """Writes the resolved options to a file that all processes of the cluster read. Only its owner can read it. What an
+    earlier cluster has left is removed."""
+    (directory / FILE_NAME).unlink(missing_ok=True)
     path = directory / "options.yaml"
     path.unlink(missing_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -7,11 +7,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from octavo.cluster.errors import ProcessFailed
-from octavo.cluster.processes import ProcessSpec, Stage
+from octavo.cluster.processes import ProcessSpec, Stage, Unit
+from octavo.cluster.quarantine import RESTART_WINDOW, Quarantine, quarantine_text
 from octavo.cluster.readiness import read_health
 from octavo.cluster.standstill import Standstill
 from runtime.awake_time import AwakeTime
@@ -20,7 +22,6 @@ from runtime.progress.watchdog import EXIT_HUNG, STACKS_SIGNAL
 
 # The exit code of a process that would fail again in the same way: a bad option, a missing model, a corrupt file.
 PERMANENT_FAILURE = 2
-RESTART_WINDOW = 60.0
 MAX_RESTART_DELAY = 32.0
 # Seconds between two looks at /health, until the process serves.
 _HEALTH_INTERVAL = 0.25
@@ -61,6 +62,12 @@ class ManagedProcess:
     def num_recent_restarts(self) -> int:
         return len(self._restarts)
 
+    def begin_anew(self) -> None:
+        """Forgets earlier processes: its unit was stopped as a whole."""
+        self.has_served = False
+        self._restarts.clear()
+        self._num_in_vain = 0
+
     def note_restart(self, now: float) -> None:
         self.forget_old_restarts(now)
         self._restarts.append(now)
@@ -88,7 +95,8 @@ class Supervisor:
 
     metrics_host: the host of their /health. hang_timeout: seconds without progress after which a process is killed.
     on_line: called with each line that a process writes. on_event: called with each event of a process, as text for
-    people. death_signal: sent to the processes if this one ends before them, for any reason.
+    people. death_signal: sent to the processes if this one ends before them, for any reason. quarantine: takes the
+    units that fail again and again; None: they end all others.
     """
 
     def __init__(
@@ -102,7 +110,9 @@ class Supervisor:
         on_line: Callable[[ProcessSpec, str], None],
         on_event: Callable[[ProcessSpec, str], None],
         death_signal: signal.Signals = signal.SIGTERM,
+        quarantine: Quarantine | None = None,
     ):
+        self._quarantine = quarantine
         self.processes = [ManagedProcess(spec) for spec in specs]
         self._environment = dict(environment)
         self._max_restarts = max_restarts
@@ -110,7 +120,8 @@ class Supervisor:
         self._progress_interval = min(_PROGRESS_INTERVAL, hang_timeout / 10)
         # Knows when this process stood still, which is no fault of the others.
         self._awake = AwakeTime(self._progress_interval)
-        self._kills: set[asyncio.Task[None]] = set()
+        # Kills and quarantines under way.
+        self._tasks: set[asyncio.Task[None]] = set()
         self._on_line = on_line
         self._on_event = on_event
         self._death_signal = death_signal
@@ -120,7 +131,8 @@ class Supervisor:
     async def run(self) -> None:
         """Starts all processes and keeps them running until `stop` has ended them.
 
-        Raises ProcessFailed if one of them ends and is not restarted; the others have been stopped by then.
+        Raises ProcessFailed if one of them ends, is not restarted, and the others cannot go on without it; they have
+        been stopped by then.
         """
         tasks = [asyncio.create_task(self._keep_running(each)) for each in self.processes]
         watching = asyncio.create_task(self._watch_progress())
@@ -138,8 +150,11 @@ class Supervisor:
     async def stop(self, grace: Mapping[Stage, float]) -> None:
         """Ends all processes, stage after stage: SIGTERM, and SIGKILL after the stage's grace (5 s by default)."""
         self._stopping.set()
+        await self._end(self.processes, grace)
+
+    async def _end(self, processes: Sequence[ManagedProcess], grace: Mapping[Stage, float]) -> None:
         for stage in Stage:
-            members = [each for each in self.processes if each.spec.stage is stage and each.is_running]
+            members = [each for each in processes if each.spec.stage is stage and each.is_running]
             for each in members:
                 each.send_signal(signal.SIGTERM)
             waits = [asyncio.create_task(each.process.wait()) for each in members if each.process]
@@ -161,7 +176,7 @@ class Supervisor:
 
     async def _keep_running(self, each: ManagedProcess) -> None:
         await self._pause(each.spec.wave * _WAVE_INTERVAL)
-        while not self._stopping.is_set():
+        while await self._may_run(each):
             try:
                 code = await self._run_once(each)
             except OSError as error:
@@ -172,22 +187,87 @@ class Supervisor:
                 self._on_event(each.spec, f"cannot be started again ({error}); trying again in {_START_INTERVAL:g} s")
                 await self._pause(_START_INTERVAL)
                 continue
-            if self._stopping.is_set():
-                return
+            if self._stopping.is_set() or self._is_shut(each):
+                continue
             now = time.monotonic()
             each.forget_old_restarts(now)
             if code == PERMANENT_FAILURE:
-                raise ProcessFailed(self._obituary(each, code))
+                self._give_up(each, self._obituary(each, code), now)
+                continue
             if each.num_recent_restarts >= self._max_restarts:
-                raise ProcessFailed(
+                self._give_up(
+                    each,
                     f"{self._obituary(each, code)}\nIt was started again {each.num_recent_restarts} times within "
-                    f"{RESTART_WINDOW:g} s (max_restarts={self._max_restarts})."
+                    f"{RESTART_WINDOW:g} s (max_restarts={self._max_restarts}).",
+                    now,
                 )
+                continue
+            if self._quarantine is not None:
+                self._quarantine.note_death(each.spec.unit, now)
             delay = each.restart_delay
             each.note_restart(now)
             again = f"starting it again in {delay:g} s" if delay else "starting it again"
             self._on_event(each.spec, f"{_describe_exit(code)}; {again}")
             await self._pause(delay)
+
+    def note_serving(self) -> None:
+        """Notes that a router serves."""
+        if self._quarantine is not None:
+            self._quarantine.note_serving()
+
+    # --- Quarantine
+
+    async def _may_run(self, each: ManagedProcess) -> bool:
+        """Waits while its unit is in quarantine. Returns False once `stop` has been called."""
+        if self._is_shut(each):
+            assert self._quarantine is not None
+            assert each.spec.unit is not None
+            waits = [self._quarantine.released(each.spec.unit), self._stopping.wait()]
+            tasks = [asyncio.ensure_future(wait) for wait in waits]
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                task.cancel()
+        return not self._stopping.is_set()
+
+    def _is_shut(self, each: ManagedProcess) -> bool:
+        return self._quarantine is not None and self._quarantine.is_in(each.spec.unit)
+
+    def _give_up(self, each: ManagedProcess, cause: str, now: float) -> None:
+        """Puts a process's unit in quarantine. Raises ProcessFailed if the cluster ends instead."""
+        unit = each.spec.unit
+        if self._quarantine is None or unit is None:
+            raise ProcessFailed(cause)
+        seconds = self._quarantine.put(unit, cause, now)
+        self._on_event(each.spec, quarantine_text(each.spec, cause, seconds))
+        self._begin(self._shut(each, unit, seconds))
+
+    async def _shut(self, failed: ManagedProcess, unit: Unit, seconds: float) -> None:
+        assert self._quarantine is not None
+        members = [each for each in self.processes if each.spec.unit == unit]
+        over = asyncio.ensure_future(self._pause(seconds))
+        await self._end(members, {})
+        await over
+        if self._stopping.is_set():
+            return
+        for each in members:
+            each.begin_anew()
+        self._on_event(failed.spec, f"{unit.name} is tried again")
+        self._quarantine.release(unit, time.monotonic())
+
+    def _note_health(self, now: float) -> None:
+        """Notes which units are well."""
+        if self._quarantine is None:
+            return
+        for unit in {each.spec.unit for each in self.processes}:
+            members = [each for each in self.processes if each.spec.unit == unit]
+            if unit is not None and all(each.is_running for each in members):
+                told = [each.has_served for each in members if each.spec.health_port]
+                self._quarantine.note_health(unit, all(told) if told else None, now)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _pause(self, seconds: float) -> None:
         """Sleeps, at most until `stop` is called."""
@@ -207,8 +287,8 @@ class Supervisor:
         each.standstill = Standstill(page, self._awake)
         if all(other.process is not None for other in self.processes if other.spec.wave == 0):
             self.first_wave_begun.set()
-        if self._stopping.is_set():
-            # `stop` ran before this process existed.
+        if self._stopping.is_set() or self._is_shut(each):
+            # `stop` ran before this process existed, or its unit was stopped.
             process.kill()
         reading = asyncio.create_task(self._read_lines(each, process))
         watching = asyncio.create_task(self._watch_service(each))
@@ -237,23 +317,27 @@ class Supervisor:
         )
 
     async def _watch_service(self, each: ManagedProcess) -> None:
-        """Notes when a process serves."""
+        """Notes when a process serves, and with it perhaps its unit."""
         while each.spec.health_port and not each.has_served:
             await asyncio.sleep(_HEALTH_INTERVAL)
             health = await read_health(self._metrics_host, each.spec.health_port)
             each.has_served = health is not None and health[0]
+            if each.has_served:
+                self._note_health(time.monotonic())
 
     async def _watch_progress(self) -> None:
-        """Kills processes that make no progress: they are stopped, or stuck where Python cannot run."""
+        """Kills processes that make no progress: they are stopped, or stuck where Python cannot run. Raises
+        ProcessFailed if no replica has been left for too long."""
         while not self._stopping.is_set():
             self._awake.wake(now := time.monotonic())
             for each in self.processes:
                 if each.standstill and (seconds := each.standstill.seconds(now)) > self._hang_timeout:
                     each.standstill = None
                     self._on_event(each.spec, f"has made no progress for {seconds:.0f} s: it hangs and is killed")
-                    kill = asyncio.create_task(self._kill_hung(each))
-                    self._kills.add(kill)
-                    kill.add_done_callback(self._kills.discard)
+                    self._begin(self._kill_hung(each))
+            self._note_health(now)
+            if self._quarantine is not None and (since := self._quarantine.none_since) is not None:
+                self._quarantine.check(self._awake.seconds(since, now))
             await self._pause(self._progress_interval)
 
     async def _kill_hung(self, each: ManagedProcess) -> None:

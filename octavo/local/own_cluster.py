@@ -17,6 +17,7 @@ from configs.options import Options
 from octavo.cluster.errors import ClusterError
 from octavo.cluster.ports import claimed_ports, resolve_ports, with_free_ports
 from octavo.cluster.processes import ProcessSpec, Stage, cluster_processes
+from octavo.cluster.quarantine import quarantine_of
 from octavo.cluster.readiness import grpc_target, router_targets
 from octavo.cluster.runtime_files import child_environment, locked_runtime_dir, write_options
 from octavo.cluster.serving import wait_until_serving
@@ -115,13 +116,17 @@ class _Processes:
         options = self._options
         if "runtime_dir" not in options.model_fields_set:
             options = options.model_copy(update={"runtime_dir": directory})
+        if "no_replica_timeout" not in options.model_fields_set:
+            # The program waits for its answers.
+            options = options.model_copy(update={"no_replica_timeout": 0.0})
         options = resolve_ports(with_free_ports(options).model_copy(update={"http_port": 0}))
         self._options = options
         self._held.enter_context(locked_runtime_dir(options.runtime_dir))
         self._held.enter_context(claimed_ports(options))
         config = write_options(options, options.runtime_dir)
+        specs = cluster_processes(options, config, num_cores=len(os.sched_getaffinity(0)))
         self._supervisor = Supervisor(
-            cluster_processes(options, config, num_cores=len(os.sched_getaffinity(0))),
+            specs,
             # They send no requests to the hub: the model is there.
             environment=child_environment() | {"HF_HUB_OFFLINE": "1"},
             max_restarts=options.max_restarts,
@@ -129,6 +134,7 @@ class _Processes:
             hang_timeout=options.hang_timeout,
             on_line=lambda spec, line: _log.debug("%s: %s", spec.name, line),
             on_event=_note_event,
+            quarantine=quarantine_of(options, specs, lambda notes: None),
         )
         self._serving = asyncio.create_task(self._serve(self._supervisor))
         ready = asyncio.create_task(wait_until_serving(*self.targets))
@@ -137,6 +143,7 @@ class _Processes:
             ready.cancel()
             raise self.failure.result()
         await ready
+        self._supervisor.note_serving()
 
     async def _serve(self, supervisor: Supervisor) -> None:
         try:

@@ -7,17 +7,20 @@ scheduler reports its new address, the router gets it in a file, and the replica
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from configs.options import Options
 from octavo.cluster.display import Display
-from octavo.cluster.errors import ClusterError, ProcessFailed
-from octavo.cluster.processes import ProcessSpec, Stage
+from octavo.cluster.errors import ClusterError
+from octavo.cluster.processes import ProcessSpec, Stage, Unit
+from octavo.cluster.quarantine import quarantine_of, quarantine_text
 from octavo.cluster.readiness import grpc_target
 from octavo.ray.actors import Actor, ActorGone, Actors
 from octavo.ray.placement import Needs, PlacementPlan
 from octavo.ray.settings import ProcessSettings, router_settings, scheduler_settings, worker_settings
+from runtime.telemetry.quarantine import FILE_NAME, QuarantineNote, text_of
 
 log = logging.getLogger("octavo.ray")
 
@@ -25,6 +28,9 @@ _HEALTH_INTERVAL = 1.0
 _PATIENCE_S = 10.0
 # Seconds for the call to an actor, on top of the time its process may take to end.
 _STOP_GRACE = 5.0
+# Seconds for a process to end when its replica is put in quarantine.
+_SHUT_GRACE = 5.0
+_LOOK_S = 5.0
 # Ports of a scheduler: for routers, for its workers, and for their heartbeats.
 _NUM_PORTS = 3
 
@@ -55,6 +61,11 @@ class RayFleet:
         self._keepers: list[asyncio.Task[None]] = []
         self._is_stopping = False
         self.first_wave_begun = asyncio.Event()
+        self._quarantine = quarantine_of(options, specs, self._note_quarantine)
+        self._shutting: set[asyncio.Task[None]] = set()
+        # For the router's file; empty: no replica was in quarantine.
+        self._notes = ""
+        self._has_notes = asyncio.Condition()
 
     async def run(self) -> None:
         """As octavo.cluster.supervisor.Supervisor.run."""
@@ -84,7 +95,7 @@ class RayFleet:
             # An actor that Ray is moving has no process to end, or its process gets killed.
             await self._tell(members, seconds + _STOP_GRACE, "stop", seconds)
         await self._tell(list(self._hosts.values()), _STOP_GRACE, "clean_up")
-        for task in self._keepers:
+        for task in (*self._keepers, *self._shutting):
             task.cancel()
         self.kill()
 
@@ -149,12 +160,13 @@ class RayFleet:
         for replica in range(self._options.data_parallel_size):
             keepers.append(self._keep_scheduler(replica))
             keepers += [self._keep_worker(replica, rank) for rank in range(self._options.world_size)]
-        return keepers + [self._pass_on_news(name) for name in self._hosts]
+        return [*keepers, self._watch_units(), *map(self._pass_on_news, self._hosts)]
 
     async def _keep_router(self) -> None:
         host = self._hosts["router"]
         while not self._is_stopping:
             telling = [asyncio.create_task(self._tell_router(each)) for each in range(self._options.data_parallel_size)]
+            telling.append(asyncio.create_task(self._tell_router_of_quarantine()))
             try:
                 await self._run("router", host, router_settings(self._options))
             finally:
@@ -167,10 +179,19 @@ class RayFleet:
             place = await self._place_other_than(replica, place)
             await self._hosts["router"].call_patiently("write", f"scheduler-{replica}", grpc_target(*place))
 
+    async def _tell_router_of_quarantine(self) -> None:
+        told = ""
+        while True:
+            async with self._has_notes:
+                await self._has_notes.wait_for(lambda told=told: self._notes != told)
+                told = self._notes
+            await self._hosts["router"].call_patiently("write", FILE_NAME, told)
+
     async def _keep_scheduler(self, replica: int) -> None:
         name, node, port = f"scheduler {replica}", "", 0
-        host = self._hosts[name]
+        host, unit = self._hosts[name], self._unit(name)
         while not self._is_stopping:
+            await self._quarantine.released(unit)
             node, address, port = await host.call_patiently("place", _NUM_PORTS, (node, port))
             log.info("%s is at %s:%d", name, address, port)
             await self._note_place(replica, (address, port))
@@ -179,8 +200,9 @@ class RayFleet:
 
     async def _keep_worker(self, replica: int, rank: int) -> None:
         name, place = f"worker {replica}.{rank}", None
-        host = self._hosts[name]
+        host, unit = self._hosts[name], self._unit(name)
         while not self._is_stopping:
+            await self._quarantine.released(unit)
             _, address, _ = await host.call_patiently("place")
             place = self._places.get(replica) or await self._place_other_than(replica, None)
             settings = worker_settings(self._options, self._keys, replica, rank, place, address)
@@ -198,9 +220,12 @@ class RayFleet:
                 running.cancel()
 
     async def _run(self, name: str, host: Actor, settings: ProcessSettings) -> None:
-        """Runs a process until it was told to end, or its actor has gone. Raises ProcessFailed."""
+        """Runs a process until it was told to end, its actor has gone, or it is given up. Raises ProcessFailed if the
+        cluster ends with it."""
         options = self._options
         spec = self._specs[name]
+        if self._quarantine.is_in(spec.unit):
+            return
         try:
             cause = await host.call(
                 "run",
@@ -217,8 +242,64 @@ class RayFleet:
             if not self._is_stopping:
                 self._display.event(spec, f"is gone ({error}); Ray starts it again")
             return
-        if cause:
-            raise ProcessFailed(cause)
+        if cause and not self._is_stopping and not self._quarantine.is_in(spec.unit):
+            seconds = self._quarantine.put(self._unit(name), cause, time.monotonic())
+            self._display.event(spec, quarantine_text(spec, cause, seconds))
+            self._shutting.add(task := asyncio.create_task(self._shut(spec, seconds)))
+            task.add_done_callback(self._shutting.discard)
+
+    # --- Quarantine
+
+    def note_serving(self) -> None:
+        """As octavo.cluster.supervisor.Supervisor.note_serving."""
+        self._quarantine.note_serving()
+
+    def _unit(self, name: str) -> Unit:
+        unit = self._specs[name].unit
+        assert unit is not None
+        return unit
+
+    async def _shut(self, failed: ProcessSpec, seconds: float) -> None:
+        over = asyncio.ensure_future(asyncio.sleep(seconds))
+        members = [name for name in self._hosts if self._specs[name].unit == failed.unit]
+        for stage in Stage:
+            hosts = [self._hosts[name] for name in members if self._specs[name].stage is stage]
+            await self._tell(hosts, _SHUT_GRACE + _STOP_GRACE, "stop", _SHUT_GRACE)
+        await over
+        unit = self._unit(failed.name)
+        self._display.event(failed, f"{unit.name} is tried again")
+        self._quarantine.release(unit, time.monotonic())
+
+    def _note_quarantine(self, notes: Mapping[int, QuarantineNote]) -> None:
+        self._notes = text_of(notes)
+        self._shutting.add(task := asyncio.create_task(self._notify()))
+        task.add_done_callback(self._shutting.discard)
+
+    async def _notify(self) -> None:
+        async with self._has_notes:
+            self._has_notes.notify_all()
+
+    async def _watch_units(self) -> None:
+        """Notes which replicas serve. Raises ProcessFailed if none has been left for too long."""
+        units = {spec.unit for spec in self._specs.values() if spec.unit is not None and spec.unit.replicas}
+        while True:
+            for unit in units:
+                if self._quarantine.is_watched(unit):
+                    self._quarantine.note_health(unit, await self._is_well(unit), time.monotonic())
+            if (since := self._quarantine.none_since) is not None:
+                self._quarantine.check(time.monotonic() - since)
+            await asyncio.sleep(_HEALTH_INTERVAL)
+
+    async def _is_well(self, unit: Unit) -> bool | None:
+        """Asks all processes of a unit for their /health; None: they have none."""
+        hosts = [self._hosts[name] for name, spec in self._specs.items() if spec.unit == unit and spec.health_port]
+        if not hosts:
+            return None
+        with contextlib.suppress(TimeoutError, ActorGone):
+            async with asyncio.timeout(_LOOK_S):
+                states = await asyncio.gather(*(host.call("health") for host in hosts))
+                return all(state is not None and state[0] for state in states)
+        return False
 
     async def _pass_on_news(self, name: str) -> None:
         spec, host = self._specs[name], self._hosts[name]

@@ -13,7 +13,7 @@ REQUEST_COLUMNS = ("request", "replica", "prompt", "output", "age", "first", "mo
 # The columns after the states are numbers.
 NUM_TEXTS = 2
 
-_STYLES = {"ready": "green", "away": "red", "left_out": "red"}
+_STYLES = {"ready": "green", "away": "red", "quarantined": "red", "left_out": "red"}
 
 
 def plain(text: str) -> str:

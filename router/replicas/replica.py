@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from pathlib import Path
 
 import grpc
 import grpc.aio
@@ -29,6 +29,7 @@ from protos.scheduler_pb2 import (
 from protos.scheduler_pb2_grpc import SchedulerStub
 from router.replicas.connection import ENDED_HERE, Connection
 from router.replicas.health.breaker import Breaker, Progress
+from router.replicas.health.held_back import Hold, Quarantined
 from router.replicas.health.pace import Pace, State
 from router.replicas.health.silence import Silence
 from router.replicas.policies.prefix_index import PrefixIndex
@@ -64,20 +65,12 @@ class ReplicaOptions:
     stall_timeout: float = 0.0
     # Returns those in force, which may change; None: no TLS.
     credentials: Callable[[], grpc.ChannelCredentials] | None = None
+    # Where `octavo up` says which replicas it has stopped; None: nowhere.
+    runtime_dir: Path | None = None
 
 
 # Pauses in which a replica takes no new requests.
 _REFUSING = (PAUSE_MODE_ABORT, PAUSE_MODE_WAIT)
-
-
-class Hold(Enum):
-    """An operator's word on a replica, at this router alone."""
-
-    NONE = "none"
-    # No new requests; its streams stay.
-    PAUSED = "paused"
-    # No new requests, and its streams move away.
-    DRAINED = "drained"
 
 
 class Replica:
@@ -113,6 +106,9 @@ class Replica:
         metrics.slow_replicas_left_out.labels(address)
         metrics.replica_pace.labels(address).set_function(lambda: pace.state)
         metrics.replica_slowness.labels(address).set_function(lambda: pace.slowness)
+        self._quarantined = Quarantined(options.runtime_dir, number)
+        metrics.quarantined.labels(address).set_function(lambda: self.session is None and self._quarantined.is_so)
+        metrics.quarantines.follow(address, lambda: self._quarantined.count)
         self._options = options
         self._metrics = metrics
         self._prefix_index = prefix_index
@@ -166,7 +162,8 @@ class Replica:
     def describe(self) -> str:
         """Says in a few words, for people, why it is not ready or gets no requests, and for how long."""
         if self.session is None:
-            return f"{self.address}: {self._cause} (for {self._seconds_so:.0f} s)"
+            cause = self._quarantined.describe() or f"{self._cause} (for {self._seconds_so:.0f} s)"
+            return f"{self.address}: {cause}"
         text = f"{self.address} is ready"
         if not self.ready:
             cause = "draining" if self.session.load.draining else "its workers are away"
@@ -183,7 +180,7 @@ class Replica:
     def state(self) -> str:
         """Its state in one word: ReplicaView.state of protos/admin.proto."""
         if self.session is None:
-            return "away"
+            return "quarantined" if self._quarantined.is_so else "away"
         if self.hold is not Hold.NONE:
             return self.hold.value
         if self.draining:

@@ -1,7 +1,7 @@
 """The router's Prometheus metrics, in a registry of their own, and vLLM's names for them."""
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
@@ -25,6 +25,24 @@ class QuickCounter(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield CounterMetricFamily(self._name, self._documentation, value=self._value)
+
+
+class FollowedCounter(Collector):
+    """Counts of replicas that somebody else keeps: they are read when asked."""
+
+    def __init__(self, name: str, documentation: str, registry: CollectorRegistry) -> None:
+        self._name, self._documentation = name, documentation
+        self._read: dict[str, Callable[[], int]] = {}
+        registry.register(self)
+
+    def follow(self, replica: str, read: Callable[[], int]) -> None:
+        self._read[replica] = read
+
+    def collect(self) -> Iterator[Metric]:
+        family = CounterMetricFamily(self._name, self._documentation, labels=["replica"])
+        for replica, read in list(self._read.items()):
+            family.add_metric([replica], read())
+        yield family
 
 
 class QuickHistogram(Collector):
@@ -137,6 +155,15 @@ class RouterMetrics:
             "Times a replica got no requests for a while because it failed repeatedly or stalled.",
             ["replica"],
             registry=self.registry,
+        )
+        self.quarantined = Gauge(
+            "octavo_replica_quarantined",
+            "1 if `octavo up` has stopped the replica for a while because it failed again and again.",
+            ["replica"],
+            registry=self.registry,
+        )
+        self.quarantines = FollowedCounter(
+            "octavo_replica_quarantines_total", "Times that `octavo up` did so.", self.registry
         )
         self.replica_pace = Gauge(
             "octavo_replica_pace",

@@ -1,7 +1,7 @@
 """Runs a real Prometheus against a cluster under load: each panel's query gives data, each alert fires at its fault.
 
 Reads deploy/grafana/octavo.json and deploy/prometheus/alerts.yml. Prints a line a query and an alert, and ends with
-exit code 1 if one gave nothing. Needs the program prometheus (Debian: `apt-get install prometheus`); takes up to eight
+exit code 1 if one gave nothing. Needs the program prometheus (Debian: `apt-get install prometheus`); takes up to ten
 minutes.
 """
 
@@ -196,11 +196,30 @@ def a_router_that_stands_still(running: Cluster) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def a_worker_that_dies_again_and_again(running: Cluster) -> Iterator[None]:
+    # After six deaths within a minute there is only the other replica's worker.
+    victim = running.process("worker", 1)
+    place = victim.cmdline()[-4:]
+
+    def kill() -> None:
+        for process in psutil.Process(running.up).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if process.cmdline()[-4:] == place:
+                    process.kill()
+        time.sleep(0.5)
+
+    with repeated(kill):
+        yield
+
+
 FAULTS = {
     "OctavoReplicaLost": a_lost_replica,
     "OctavoPreemptionsGrow": too_few_blocks,
     "OctavoQueueFull": a_full_queue,
     "OctavoLoopLag": a_router_that_stands_still,
+    # The last one, for its replica comes back a minute later.
+    "OctavoReplicaQuarantined": a_worker_that_dies_again_and_again,
 }
 
 
