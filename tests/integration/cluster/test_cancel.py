@@ -1,10 +1,9 @@
-"""Cancel ends the newest attempt of a request. Real processes: two routers, two replicas, and a client whose path to the
-first router died without a sign, and who resumed at the second one."""
+"""Cancel ends the newest attempt of a request. Real processes: two routers, two replicas, and a client whose path to
+the first router died without a sign, and who resumed at the second one."""
 
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -85,7 +84,8 @@ async def test_cancel_ends_the_attempt_that_the_client_has(up: Up, asked: int) -
         assert caught.value.code() is grpc.StatusCode.CANCELLED
         assert not (await stub.Cancel(pb.CancelRequest(request_id=request_id))).cancelled
         for channel in (first, second):
-            while (await _observe(channel)).router.num_streams > (channel is first):
+            while (await _observe(channel)).router.num_streams > (channel is first):  # noqa: ASYNC110
+                # Nothing tells it.
                 await asyncio.sleep(0.05)
             assert not any(replica.num_running for replica in (await _observe(channel)).replicas)
         await admin.Hold(admin_pb2.HoldRequest(replica=here, state=admin_pb2.HOLD_STATE_NONE))

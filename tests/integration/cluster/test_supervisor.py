@@ -1,15 +1,19 @@
 """`octavo up` and processes that die, hang, or only look so. Small processes, real signals."""
 
 import asyncio
+import contextlib
 import resource
 import signal
 import sys
 import time
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
-from octavo.cluster.processes import ProcessSpec, Stage
+from octavo.cluster.errors import ProcessFailed
+from octavo.cluster.processes import ProcessSpec, Stage, Unit
+from octavo.cluster.quarantine import Quarantine
 from octavo.cluster.supervisor import Supervisor
 from tests.support.ports import free_port
 from tests.support.repository import ROOT
@@ -194,6 +198,90 @@ async def test_what_has_not_served_is_started_again_ever_later(tmp_path: Path):
             it.signal(signal.SIGKILL)
         await it.wait_for(it.events, "starting it again in 1 s")
         assert len(it.events) == 2
+
+
+@contextlib.asynccontextmanager
+async def _replicas(
+    *ends: str, is_well: bool = True, no_replica_timeout: float = 300.0
+) -> AsyncIterator[tuple[Supervisor, asyncio.Task[None], list[str]]]:
+    """Replicas that each have a worker, which runs a shell command, and a scheduler, which lives until it is told to
+    end. None serves if not `is_well`. Yields the supervisor, its task, and the events."""
+    events: list[str] = []
+    specs = [
+        ProcessSpec(
+            name=f"{stage.name.lower()} {replica}",
+            stage=stage,
+            command=("/bin/sh", "-c", end if stage is Stage.WORKER else "exec sleep 600"),
+            unit=Unit(f"replica {replica}", (replica,)),
+        )
+        for replica, end in enumerate(ends)
+        for stage in (Stage.WORKER, Stage.SCHEDULER)
+    ]
+    units = {spec.unit for spec in specs if spec.unit is not None}
+    quarantine = Quarantine(units, no_replica_timeout=no_replica_timeout, max_quarantine=0.05)
+    for unit in units if is_well else ():
+        quarantine.note_health(unit, True, 0.0)
+    supervisor = Supervisor(
+        specs,
+        environment=environment(),
+        max_restarts=1,
+        metrics_host="127.0.0.1",
+        hang_timeout=HANG_TIMEOUT,
+        on_line=lambda spec, line: None,
+        on_event=lambda spec, text: events.append(f"{spec.name} {text}"),
+        quarantine=quarantine,
+    )
+    running = asyncio.create_task(supervisor.run())
+    async with asyncio.timeout(TIMEOUT):
+        await supervisor.first_wave_begun.wait()
+        try:
+            yield supervisor, running, events
+        finally:
+            await supervisor.stop({})
+            await asyncio.gather(running, return_exceptions=True)
+
+
+async def _until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 - nothing tells it
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [
+        ("echo no memory; exit 1", "(max_restarts=1).\nreplica 1 is in quarantine"),
+        ("echo no memory; exit 2", "ended with exit code 2. Its last words:\n  no memory\nreplica 1 is in quarantine"),
+    ],
+)
+async def test_a_replica_that_fails_again_and_again_is_stopped_alone_and_tried_again(end: str, cause: str):
+    async with _replicas("exec sleep 600", end) as (supervisor, running, events):
+        processes = {each.spec.name: each.process for each in supervisor.processes}
+        other = processes["scheduler 1"]
+        assert other is not None
+        await _until(lambda: sum(cause in event for event in events) >= 2)
+        assert await other.wait() == -signal.SIGTERM, "it was stopped along with its worker"
+        assert any(event == "worker 1 replica 1 is tried again" for event in events)
+        for name in ("worker 0", "scheduler 0"):
+            process = processes[name]
+            assert process is not None
+            assert process.returncode is None
+        assert not any("scheduler" in event.partition(" ")[0] for event in events), "its end was no failure"
+        assert not running.done()
+
+
+async def test_without_any_replica_that_has_served_a_failure_ends_all():
+    async with _replicas("exec sleep 600", "echo no memory; exit 2", is_well=False) as (supervisor, running, _):
+        with pytest.raises(ProcessFailed, match="no memory"):
+            await running
+        assert not any(each.is_running for each in supervisor.processes)
+
+
+async def test_without_a_replica_for_too_long_all_ends_with_the_last_cause():
+    async with _replicas("exit 2", "echo no memory; exit 2", no_replica_timeout=0.5) as (supervisor, running, events):
+        with pytest.raises(ProcessFailed, match=r"(?s)exit code 2.*No replica has been left for"):
+            await running
+        assert not any(each.is_running for each in supervisor.processes)
+        assert sum("is in quarantine" in event for event in events) >= 2
 
 
 async def test_a_later_wave_waits_and_is_not_started_any_more_once_all_is_stopped(tmp_path: Path):

@@ -2,6 +2,7 @@
 when a node is lost. Actors are stand-ins that record their calls."""
 
 import asyncio
+import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from io import StringIO
@@ -63,6 +64,10 @@ class StandInActor:
     async def clean_up(self) -> None:
         pass
 
+    @property
+    def has_ended(self) -> bool:
+        return self._ending.done()
+
     def end(self, cause: str) -> None:
         if not self._ending.done():
             self._ending.set_result(cause)
@@ -98,13 +103,14 @@ class StandInActors:
 class Running:
     """A fleet of stand-ins in the test's event loop."""
 
-    def __init__(self, has_room: bool = True) -> None:
+    def __init__(self, has_room: bool = True, **options: float) -> None:
         self.actors, self.output = StandInActors(has_room), StringIO()
-        specs = cluster_processes(OPTIONS, Path("options.yaml"), num_cores=2)
-        needs = needs_of(OPTIONS, has_gpus=False)
+        chosen = OPTIONS.model_copy(update=options)
+        specs = cluster_processes(chosen, Path("options.yaml"), num_cores=2)
+        needs = needs_of(chosen, has_gpus=False)
         plan = plan_placement(needs, 2, [{"CPU": 8.0}])
         display = Display(specs, Console(file=self.output, width=200), verbose=False)
-        self.fleet = RayFleet(OPTIONS, self.actors, plan, needs, KEYS, display, specs)
+        self.fleet = RayFleet(chosen, self.actors, plan, needs, KEYS, display, specs)
         self.task = asyncio.create_task(self.fleet.run())
 
     async def until(self, condition: Callable[[], object]) -> None:
@@ -119,11 +125,19 @@ class Running:
 
 @pytest.fixture
 async def running() -> Running:
-    running = Running()
+    return await _running()
+
+
+async def _running(**options: float) -> Running:
+    running = Running(**options)
     names = {"router", *(f"scheduler {i}" for i in (0, 1)), *(f"worker {i}.{rank}" for i in (0, 1) for rank in (0, 1))}
     await running.until(lambda: running.actors.by_name.keys() == names and all(running[n].runs for n in names))
     await running.until(lambda: len(running["router"].files) == 2)
     return running
+
+
+NAMES = {replica: (f"worker {replica}.0", f"worker {replica}.1", f"scheduler {replica}") for replica in (0, 1)}
+CAUSE = "worker 1.0 ended with exit code 2. Its last words:\n  the GPU fell off the bus"
 
 
 async def test_each_process_knows_where_its_scheduler_is_and_has_the_keys_that_it_needs(running: Running) -> None:
@@ -169,6 +183,59 @@ async def test_what_ends_for_good_ends_all_with_its_last_words(running: Running)
     with pytest.raises(ProcessFailed, match="no such model"):
         await asyncio.wait_for(running.task, 10)
     assert all(actor.is_killed for actor in running.actors.by_name.values())
+
+
+async def test_a_replica_that_fails_for_good_is_stopped_alone_and_tried_again() -> None:
+    """Before, one broken node ended all replicas, and the router."""
+    running = await _running(max_quarantine=0.05)
+    running.fleet.note_serving()
+    for count in (1, 2):
+        running["worker 1.0"].end(CAUSE)
+        # The others of its replica were told to end, and all are started again.
+        await running.until(lambda count=count: all(len(running[name].runs) == 1 + count for name in NAMES[1]))
+        output = running.output.getvalue()
+        assert output.count("the GPU fell off the bus") == count
+        assert output.count("replica 1 is in quarantine: its processes are stopped, and tried again in") == count
+        assert output.count("replica 1 is tried again") == count
+    assert all(len(running[name].runs) == 1 for name in (*NAMES[0], "router"))
+    await running.until(lambda: '"count": 2' in running["router"].files.get("quarantine.json", ""))
+    assert json.loads(running["router"].files["quarantine.json"]).keys() == {"1"}
+    running.task.cancel()
+
+
+async def test_nothing_of_a_stopped_replica_runs() -> None:
+    running = await _running(max_quarantine=960.0)
+    running.fleet.note_serving()
+    running["worker 1.0"].end(CAUSE)
+    await running.until(lambda: all(running[name].has_ended for name in NAMES[1]))
+    # A scheduler that had moved would have taken its workers along.
+    await running.fleet._note_place(1, ("10.0.0.9", 7009))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert all(len(running[name].runs) == 1 for name in NAMES[1])
+    assert not any(running[name].has_ended for name in NAMES[0])
+    running.task.cancel()
+
+
+async def test_without_a_replica_for_too_long_all_end_with_the_last_cause() -> None:
+    running = await _running(no_replica_timeout=0.0)
+    for replica in (0, 1):
+        unit = running.fleet._unit(f"scheduler {replica}")
+        running.fleet._quarantine.note_health(unit, True, 0.0)
+    running["scheduler 0"].end("scheduler 0 ended with exit code 2")
+    await running.until(lambda: running["worker 0.0"].has_ended)
+    assert not running.task.done()
+    running["worker 1.0"].end(CAUSE)
+    with pytest.raises(ProcessFailed, match=r"(?s)fell off the bus.*No replica has been left for"):
+        await asyncio.wait_for(running.task, 10)
+    assert all(actor.is_killed for actor in running.actors.by_name.values())
+
+
+async def test_a_router_that_fails_for_good_ends_all(running: Running) -> None:
+    running.fleet.note_serving()
+    running["router"].end("router ended with exit code 2. Its last words: no such file")
+    with pytest.raises(ProcessFailed, match="no such file"):
+        await asyncio.wait_for(running.task, 10)
 
 
 async def test_told_to_end_it_ends_without_an_error(running: Running) -> None:
