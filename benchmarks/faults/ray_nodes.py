@@ -1,11 +1,12 @@
 """Removes a node of a Ray cluster while streams run, and shows what becomes of them.
 
-    python -m benchmarks.faults.ray_nodes [--streams 8] [--tokens 600] [--json]
+    python -m benchmarks.faults.ray_nodes [--streams 8] [--tokens 600] [--kills 12] [--json]
 
 Three Ray nodes on this machine: a head for the router, two with room for one replica of two workers each, which
 `octavo up --on ray` places there. Streams run once undisturbed, once while a node is removed, and once more after a new
-node has taken its place. Prints events with their times; exits 1 if a stream fails or its tokens differ. Needs Ray
-(pip install 'octavo[ray]').
+node has taken its place. With --kills, no node is removed: a worker of replica 1 is killed that many times, whenever it
+is back, and the replica goes into quarantine after each third time. Prints events with their times; exits 1 if a stream
+fails or its tokens differ. Needs Ray (pip install 'octavo[ray]').
 """
 
 import argparse
@@ -24,6 +25,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from octavo import AsyncClient, SamplingParams
 from octavo.client.results import Delta
 from tests.support.models.tiny_model import make_tiny_model
@@ -35,7 +38,9 @@ _TIMEOUT_S = 120.0
 # CPUs of a replica: a scheduler and two workers.
 _CPUS = 3
 # Words of the log lines that tell what happened.
-_TELLING = ("has joined", "epoch ", "is gone", "it is at ", "requests were")
+_TELLING = ("has joined", "epoch ", "is gone", "it is at ", "requests were", "in quarantine", "after a quarantine")
+# With --kills: deaths within a minute that a replica survives, and seconds of a quarantine.
+_RESTARTS, _QUARANTINE_S = 2, 1
 Tokens = list[tuple[int, ...]]
 
 
@@ -77,6 +82,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Removes a node of a Ray cluster while streams run.")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=600, help="tokens of each stream")
+    parser.add_argument("--kills", type=int, default=0, help="of a worker, in place of a node's removal")
     parser.add_argument("--port", type=int, default=50971)
     parser.add_argument("--json", action="store_true", help="one line")
     arguments = parser.parse_args()
@@ -89,12 +95,13 @@ def main() -> int:
         stack.callback(cluster.shutdown)
         node, _ = (cluster.add_node(num_cpus=_CPUS, object_store_memory=_STORE) for _ in range(2))
         _say(arguments, began, "three nodes are up")
-        up = _start(Path(directory), cluster.address, arguments.port)
+        up = _start(Path(directory), cluster.address, arguments)
         log = Log(up, began)
         stack.callback(log.join)
         stack.callback(up.kill)
         try:
             outcome = _run(arguments, began, cluster, node, log)
+            outcome["ended_early"] = up.poll() is not None
         except BaseException:
             print("\n".join(log.lines), file=sys.stderr)
             raise
@@ -107,7 +114,7 @@ def main() -> int:
                     print(f"    {line[:170]}")
     if arguments.json:
         print(json.dumps(outcome))
-    return 0 if outcome["equal"] and not outcome["exit_code"] else 1
+    return 0 if outcome["equal"] and not outcome["exit_code"] and not outcome["ended_early"] else 1
 
 
 def _run(arguments: argparse.Namespace, began: float, cluster: Any, node: Any, log: Log) -> dict[str, Any]:
@@ -116,6 +123,8 @@ def _run(arguments: argparse.Namespace, began: float, cluster: Any, node: Any, l
     _say(arguments, began, "two replicas of two workers are ready")
     undisturbed, seconds = _stream(arguments, lambda: None)
     _say(arguments, began, f"{arguments.streams} streams of {arguments.tokens} tokens took {seconds:.1f} s")
+    if arguments.kills:
+        return _kill_again_and_again(arguments, began, log, undisturbed)
 
     def lose_node() -> None:
         cluster.remove_node(node)
@@ -140,6 +149,37 @@ def _run(arguments: argparse.Namespace, began: float, cluster: Any, node: Any, l
     }
 
 
+def _kill_again_and_again(
+    arguments: argparse.Namespace, began: float, log: Log, undisturbed: Tokens
+) -> dict[str, Any]:
+    killed = set[int]()
+
+    def kill_all() -> None:
+        while len(killed) < arguments.kills:
+            for process in psutil.Process().children(recursive=True):
+                # It may have gone, or not be a worker yet.
+                with contextlib.suppress(psutil.Error):
+                    words = process.cmdline()
+                    is_it = words[1:3] == ["-m", "worker"] and words[-4:] == ["--replica", "1", "--rank", "0"]
+                    if is_it and process.pid not in killed:
+                        process.kill()
+                        killed.add(process.pid)
+                        _say(arguments, began, f"a worker of replica 1 is killed ({len(killed)})")
+
+    killing = threading.Thread(target=kill_all, daemon=True)
+    disturbed, _ = _stream(arguments, killing.start)
+    is_equal, num_rounds = disturbed == undisturbed, 1
+    while killing.is_alive():
+        is_equal &= _stream(arguments, lambda: None)[0] == undisturbed
+        num_rounds += 1
+    num_quarantines = arguments.kills // (_RESTARTS + 1)
+    log.wait_for("replica 1 is in quarantine", num_quarantines)
+    log.wait_for("after a quarantine, with all of replica 1", num_quarantines)
+    verdict = "the same tokens" if is_equal else "OTHER TOKENS"
+    _say(arguments, began, f"{arguments.kills} kills during {num_rounds} rounds of streams: {verdict}")
+    return {"equal": is_equal, "kills": len(killed), "rounds": num_rounds, "quarantines": num_quarantines}
+
+
 def _make_nodes() -> Any:
     """Starts a Ray cluster that has only its head node."""
     cluster_utils = importlib.import_module("ray.cluster_utils")
@@ -149,7 +189,7 @@ def _make_nodes() -> Any:
     return cluster_utils.Cluster(initialize_head=True, head_node_args=head)
 
 
-def _start(directory: Path, address: str, port: int) -> subprocess.Popen[str]:
+def _start(directory: Path, address: str, arguments: argparse.Namespace) -> subprocess.Popen[str]:
     model = make_tiny_model(directory / "model")
     # Long enough for streams still to run when the node is removed.
     config = json.loads((model / "config.json").read_text())
@@ -158,7 +198,9 @@ def _start(directory: Path, address: str, port: int) -> subprocess.Popen[str]:
         [
             *(sys.executable, "-c", "from octavo.cli.main import main; main()", "up", "--on=ray", f"--model={model}"),
             *("--load-format=dummy", "--dtype=float32", "--kv-cache-memory=0.02", "--data-parallel-size=2"),
-            *("--tensor-parallel-size=2", "--max-num-seqs=16", "--metrics-port=0", "--http-port=0", f"--port={port}"),
+            *("--tensor-parallel-size=2", "--max-num-seqs=16", "--metrics-port=0", "--http-port=0"),
+            f"--port={arguments.port}",
+            *((f"--max-restarts={_RESTARTS}", f"--max-quarantine={_QUARANTINE_S}") if arguments.kills else ()),
         ],
         env={**os.environ, "RAY_ADDRESS": address},
         stdin=subprocess.DEVNULL,

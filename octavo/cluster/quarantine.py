@@ -161,6 +161,11 @@ def quarantine_text(spec: ProcessSpec, cause: str, seconds: float) -> str:
     return f"{told}\n{spec.unit.name} is in quarantine: its processes are stopped, and tried again in {seconds:g} s"
 
 
+def released_text(unit: Unit) -> str:
+    """Tells people, after the name of the process that failed, that its unit is tried again."""
+    return f"is started again after a quarantine, with all of {unit.name}"
+
+
 def quarantine_of(
     options: Options, specs: Collection[ProcessSpec], on_change: Callable[[Mapping[int, QuarantineNote]], None]
 ) -> Quarantine:

@@ -13,7 +13,7 @@ from typing import Any
 
 from octavo.cluster.errors import ProcessFailed
 from octavo.cluster.processes import ProcessSpec, Stage, Unit
-from octavo.cluster.quarantine import RESTART_WINDOW, Quarantine, quarantine_text
+from octavo.cluster.quarantine import RESTART_WINDOW, Quarantine, quarantine_text, released_text
 from octavo.cluster.readiness import read_health
 from octavo.cluster.standstill import Standstill
 from runtime.awake_time import AwakeTime
@@ -251,7 +251,7 @@ class Supervisor:
             return
         for each in members:
             each.begin_anew()
-        self._on_event(failed.spec, f"{unit.name} is tried again")
+        self._on_event(failed.spec, released_text(unit))
         self._quarantine.release(unit, time.monotonic())
 
     def _note_health(self, now: float) -> None:

@@ -15,7 +15,7 @@ from configs.options import Options
 from octavo.cluster.display import Display
 from octavo.cluster.errors import ClusterError
 from octavo.cluster.processes import ProcessSpec, Stage, Unit
-from octavo.cluster.quarantine import quarantine_of, quarantine_text
+from octavo.cluster.quarantine import quarantine_of, quarantine_text, released_text
 from octavo.cluster.readiness import grpc_target
 from octavo.ray.actors import Actor, ActorGone, Actors
 from octavo.ray.placement import Needs, PlacementPlan
@@ -267,7 +267,7 @@ class RayFleet:
             await self._tell(hosts, _SHUT_GRACE + _STOP_GRACE, "stop", _SHUT_GRACE)
         await over
         unit = self._unit(failed.name)
-        self._display.event(failed, f"{unit.name} is tried again")
+        self._display.event(failed, released_text(unit))
         self._quarantine.release(unit, time.monotonic())
 
     def _note_quarantine(self, notes: Mapping[int, QuarantineNote]) -> None:

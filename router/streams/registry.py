@@ -89,6 +89,9 @@ class StreamRegistry:
         self._preparing[scoped_id].add(entry)
         try:
             yield
+            if entry.take_cancel():
+                # Something on the way has swallowed it.
+                raise _cancelled()
         except asyncio.CancelledError:
             if entry.take_cancel():
                 raise _cancelled() from None

@@ -73,7 +73,7 @@ def test_streams_go_on_beside_a_replica_that_dies_again_and_again(up: Up) -> Non
     assert others <= {process.pid for process in up.children()}, "the router and the other replica were not touched"
     # The third death within a minute is one too many.
     up.wait_for("replica 1 is in quarantine: its processes are stopped, and tried again in 1 s", count=NUM_KILLS // 3)
-    up.wait_for("replica 1 is tried again", count=NUM_KILLS // 3)
+    up.wait_for("after a quarantine, with all of replica 1", count=NUM_KILLS // 3)
     assert not any("replica 0 is in quarantine" in line for line in up.lines)
     up.wait_for(" serves ", count=3)
     with Admin(f"localhost:{up.port}") as admin:

@@ -260,7 +260,7 @@ async def test_a_replica_that_fails_again_and_again_is_stopped_alone_and_tried_a
         assert other is not None
         await _until(lambda: sum(cause in event for event in events) >= 2)
         assert await other.wait() == -signal.SIGTERM, "it was stopped along with its worker"
-        assert any(event == "worker 1 replica 1 is tried again" for event in events)
+        assert any(event == "worker 1 is started again after a quarantine, with all of replica 1" for event in events)
         for name in ("worker 0", "scheduler 0"):
             process = processes[name]
             assert process is not None

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from protos import inference_pb2
 from protos.admin_pb2_grpc import AdminStub
 from router.replicas import migrations
 from router.server import RouterServer
+from runtime.telemetry.quarantine import QuarantineNote, text_of, write_notes
 from tests.fakes.hash_runner import HashModel
 from tests.fakes.routers import receive, running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
@@ -102,6 +104,42 @@ async def test_a_replica_that_cannot_be_observed_is_shown_as_the_session_tells(t
         assert (there.state, there.num_running, there.num_blocks) == ("ready", 1, 1000)
         assert (away.state, away.is_observed) == ("away", False)
         stream.cancel()
+
+
+async def test_a_replica_that_was_stopped_for_a_while_is_shown_as_such(tmp_path: Path) -> None:
+    """`octavo up` says so in a file; of one that has a Session the file says nothing new."""
+    fake = FakeScheduler(socket_address(tmp_path, "one"))
+    runtime = tmp_path / "run"
+    runtime.mkdir(mode=0o700)
+    gone = socket_address(tmp_path, "nobody")
+
+    def note(replica: int, until: float) -> None:
+        write_notes(runtime, text_of({replica: QuarantineNote(count=3, until=until, cause="worker 1.0 died.")}))
+
+    async with (
+        running_schedulers(fake),
+        running_router([fake.address, gone], runtime_dir=runtime) as (server, _),
+        admin_of(server.port) as admin,
+    ):
+        async with asyncio.timeout(20):
+            while not server.readiness()[0]:  # noqa: ASYNC110 - there is no event for it
+                await asyncio.sleep(0.01)
+
+        async def seen() -> tuple[list[str], list[float | None]]:
+            view = await admin.Observe(pb.ObserveRequest())
+            value = server.metrics.registry.get_sample_value
+            names = ("octavo_replica_quarantined", "octavo_replica_quarantines_total")
+            return [each.state for each in view.replicas], [value(name, {"replica": gone}) for name in names]
+
+        assert await seen() == (["ready", "away"], [0, 0])
+        note(1, time.time() + 60)
+        assert await seen() == (["ready", "quarantined"], [1, 3])
+        assert "in quarantine, tried again in" in server.readiness()[1]
+        assert "worker 1.0 died." in server.readiness()[1]
+        note(1, 0)
+        assert await seen() == (["ready", "away"], [0, 3])
+        note(0, time.time() + 60)
+        assert (await seen())[0] == ["ready", "away"]
 
 
 @contextlib.asynccontextmanager

@@ -26,11 +26,18 @@ class FakeAdmin:
         self.is_lost = False
         self.num_tokens = 0
         self.requests = ["first", "second"]
+        self.stopped: pb.ReplicaView | None = None
 
     def observe(self) -> pb.ObserveResponse:
         if self.is_lost:
             raise Unavailable("the connection broke")
         self.num_tokens += 500
+        view = self._view()
+        if self.stopped is not None:
+            view.replicas[1].CopyFrom(self.stopped)
+        return view
+
+    def _view(self) -> pb.ObserveResponse:
         return pb.ObserveResponse(
             router=pb.RouterView(router_id="r", model="a-model", num_output_tokens=self.num_tokens, num_streams=2),
             replicas=[
@@ -110,6 +117,16 @@ async def test_both_tables_follow_the_cluster_at_80_by_24(app: Top, admin: FakeA
         admin.requests = ["second", "third"]
         await until(pilot, lambda: "third" in {str(row.value) for row in table(app, "#requests").rows})
         assert {str(row.value) for row in table(app, "#requests").rows} == {"second", "third"}
+
+
+async def test_a_replica_in_quarantine_is_shown_with_its_cause(app: Top, admin: FakeAdmin) -> None:
+    cause = "unix:/1: in quarantine, tried again in 43 s: worker 1.0 was killed by SIGKILL."
+    admin.stopped = pb.ReplicaView(address="unix:/1", state="quarantined", description=cause)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: cause in line(app, "#steps"))
+        replicas = table(app, "#replicas")
+        assert replicas.get_row("unix:/1")[1] == Text("quarantined", "red")
+        assert replicas.virtual_size.width <= 80
 
 
 @pytest.mark.parametrize(("key", "state"), [("p", "paused"), ("d", "drained"), ("r", "none")])
