@@ -1,7 +1,8 @@
 """What the header of an image's file says: its format, and its size after the rotation that its EXIF data asks for.
 
-Nothing is decompressed but texts of at most a MB beside the pixels, so that a small file can't take much time or
-memory. Files from anyone are read here: all that is wrong with one is a ValueError.
+Routers read headers, workers decode, and both by the same readers of Pillow: sizes that are counted are those that are
+decoded. Nothing is decompressed but texts of at most a MB beside the pixels, so that a small file can't take much time
+or memory. Files from anyone are read here: all that is wrong with one is a ValueError.
 """
 
 import io
@@ -11,9 +12,18 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from PIL import BmpImagePlugin, GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin
+from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
-from runtime.media.reduced import PNG_SIGNATURE, reduced_gif, reduced_jpeg, reduced_png, webp_chunks
+from runtime.media.reduced import (
+    PNG_SIGNATURE,
+    MeteredFile,
+    check_webp,
+    jpeg_pixels,
+    png_pixels,
+    reduced_jpeg,
+    reduced_png,
+    without_long_metadata,
+)
 
 # Pillow warns of what is wrong with a file in as many words as there are files, and Python remembers each.
 warnings.filterwarnings("ignore", category=Warning, module=r"PIL\.")
@@ -58,19 +68,54 @@ def read_header(data: bytes, mime_type: str = "", *, max_pixels: int | None = No
     if told and told not in FORMATS[name]:
         raise ValueError(f"mime_type={mime_type[:80]!r}, but the data is {name}: say {FORMATS[name][0]}, or nothing")
     try:
-        width, height, orientation = _READERS[name](data)
+        if name == "WEBP":
+            # Pillow's reader allocates the pixels at once.
+            _check_pixels(name, *_webp_size(data), max_pixels)
+        with _READERS[name].of_header(data) as image:
+            width, height = image.size
+            _check_pixels(name, width, height, max_pixels)
+            orientation = _orientation(without_long_metadata(image.info))
+    except _RefusedError:
+        raise
     except _DAMAGED as error:
         raise ValueError(f"the header of the {name} file is damaged ({_words(error)}): send a whole file") from None
-    if min(width, height) < 1:
-        raise ValueError(f"the {name} file has {width} x {height} pixels: send at least 1 x 1")
-    if max_pixels is not None and width * height > max_pixels:
-        raise ValueError(
-            f"the {name} file has {width} x {height} = {width * height} pixels: max_item_pixels={max_pixels} allows "
-            "no more than that; send a smaller image"
-        )
     if orientation >= 5:
         width, height = height, width
     return ImageHeader(width=width, height=height, format=name, mime_type=FORMATS[name][0], orientation=orientation)
+
+
+def open_image(data: bytes, header: ImageHeader) -> ImageFile.ImageFile:
+    """Opens a file for its pixels, of which none is decoded yet. header: of that file.
+
+    Raises ValueError if Pillow finds another size than the header has: memory is allocated by Pillow's. Raises what
+    Pillow raises for damaged files.
+    """
+    image = _READERS[header.format].of_pixels(data)
+    if isinstance(image.fp, MeteredFile):
+        image.fp.lift()
+    told = (header.height, header.width) if header.orientation >= 5 else (header.width, header.height)
+    if image.size != told:
+        width, height = image.size
+        raise ValueError(
+            f"the {header.format} file has {width} x {height} pixels, and its header {told[0]} x {told[1]}: send a "
+            "file with one size"
+        )
+    return image
+
+
+class _RefusedError(ValueError):
+    """The file is whole; the message is for the client."""
+
+
+def _check_pixels(name: str, width: int, height: int, most: int | None) -> None:
+    """Raises _RefusedError."""
+    if min(width, height) < 1:
+        raise _RefusedError(f"the {name} file has {width} x {height} pixels: send at least 1 x 1")
+    if most is not None and width * height > most:
+        raise _RefusedError(
+            f"the {name} file has {width} x {height} = {width * height} pixels: max_item_pixels={most} allows no more "
+            "than that; send a smaller image"
+        )
 
 
 def _format_of(data: bytes) -> str:
@@ -100,38 +145,49 @@ def _orientation(info: dict[str, object]) -> int:
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
-def _read_png(data: bytes) -> tuple[int, int, int]:
-    width, height = struct.unpack(">II", data[16:24])
-    with PngImagePlugin.PngImageFile(io.BytesIO(reduced_png(data))) as image:
-        return width, height, _orientation(image.info)  # type: ignore[arg-type]
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Opens a file by Pillow, for its header and for its pixels."""
+
+    of_header: Callable[[bytes], ImageFile.ImageFile]
+    of_pixels: Callable[[bytes], ImageFile.ImageFile]
+
+    @classmethod
+    def whole(cls, opened: Callable[[io.BytesIO], ImageFile.ImageFile]) -> "_Reader":
+        """A reader of whole files."""
+
+        def read(data: bytes) -> ImageFile.ImageFile:
+            return opened(MeteredFile(data))
+
+        return cls(read, read)
+
+    @classmethod
+    def reduced(
+        cls,
+        opened: Callable[[io.BytesIO], ImageFile.ImageFile],
+        header: Callable[[bytes], bytes],
+        pixels: Callable[[bytes], bytes],
+    ) -> "_Reader":
+        """A reader of two copies of a file."""
+        return cls(lambda data: opened(io.BytesIO(header(data))), lambda data: opened(io.BytesIO(pixels(data))))
 
 
-def _read_by_pillow(
-    opened: Callable[[io.BytesIO], Image.Image], reduced: Callable[[bytes], bytes] = bytes
-) -> Callable[[bytes], tuple[int, int, int]]:
-    def read(data: bytes) -> tuple[int, int, int]:
-        with opened(io.BytesIO(reduced(data))) as image:
-            return *image.size, _orientation(image.info)  # type: ignore[arg-type]
-
-    return read
+def _webp(file: io.BytesIO) -> ImageFile.ImageFile:
+    check_webp(file.getvalue())
+    return WebPImagePlugin.WebPImageFile(file)
 
 
-def _read_webp(data: bytes) -> tuple[int, int, int]:
-    """Pillow's reader allocates the pixels at once, so the chunks are read here."""
-    size: tuple[int, int] | None = None
-    info: dict[str, object] = {}
-    for kind, body in webp_chunks(data):
-        if size is None:
-            size = _webp_size(kind, body[:16])
-        elif kind in (b"EXIF", b"XMP ") and body:
-            info["exif" if kind == b"EXIF" else "xmp"] = body
-    if size is None:
-        raise ValueError("it has no image")
-    return *size, _orientation(info)
+def _bmp(file: io.BytesIO) -> ImageFile.ImageFile:
+    image = BmpImagePlugin.BmpImageFile(file)
+    if any(tile.codec_name == "bmp_rle" for tile in image.tile):
+        # 36 million pixels of a file of 24 KB take Pillow's decoder, which is in Python, seconds.
+        raise _RefusedError("the BMP file is compressed by run lengths: send it uncompressed, or as PNG")
+    return image
 
 
-def _webp_size(kind: bytes, body: bytes) -> tuple[int, int]:
+def _webp_size(data: bytes) -> tuple[int, int]:
     """Returns width and height from the first chunk. Raises ValueError."""
+    kind, body = data[12:16], data[20:30]
     if kind == b"VP8X" and len(body) >= 10:
         return 1 + int.from_bytes(body[4:7], "little"), 1 + int.from_bytes(body[7:10], "little")
     if kind == b"VP8L" and len(body) >= 5 and body[0] == 0x2F:
@@ -146,10 +202,10 @@ def _words(error: BaseException) -> str:
     return " ".join(str(error).split())[:120] or type(error).__name__
 
 
-_READERS: dict[str, Callable[[bytes], tuple[int, int, int]]] = {
-    "PNG": _read_png,
-    "JPEG": _read_by_pillow(JpegImagePlugin.JpegImageFile, reduced_jpeg),
-    "WEBP": _read_webp,
-    "GIF": _read_by_pillow(GifImagePlugin.GifImageFile, reduced_gif),
-    "BMP": _read_by_pillow(BmpImagePlugin.BmpImageFile),
+_READERS: dict[str, _Reader] = {
+    "PNG": _Reader.reduced(PngImagePlugin.PngImageFile, reduced_png, png_pixels),
+    "JPEG": _Reader.reduced(JpegImagePlugin.JpegImageFile, reduced_jpeg, jpeg_pixels),
+    "WEBP": _Reader.whole(_webp),
+    "GIF": _Reader.whole(GifImagePlugin.GifImageFile),
+    "BMP": _Reader.whole(_bmp),
 }

@@ -1,14 +1,18 @@
-"""Copies of images' files with what Pillow needs to read their headers, and without the rest.
+"""Copies of images' files with what Pillow needs to read their headers, or their pixels, and without the rest.
 
 Pillow reads all that stands before an image's pixels one piece after another, in Python: 15 MB of short pieces of EXIF
-data, which it joins each time, would take minutes, in routers and in workers. So files with more pieces than any camera
-or program writes are refused here. All functions raise ValueError.
+data, which it joins each time, would take minutes, in routers and in workers. It also takes the last size of several,
+where other readers take the first. So files with more pieces than any camera or program writes are refused here, and
+so are those with more than one size. All functions raise ValueError.
 """
 
+import io
+import math
 import re
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from PIL import JpegImagePlugin
 
@@ -24,9 +28,15 @@ _MOST_SEGMENTS, _MOST_EXIF = 4096, 64
 _MOST_SCANS = 50
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_PNG_METADATA = frozenset({b"IHDR", b"PLTE", b"eXIf", b"iTXt", b"zTXt", b"tEXt"})
+_PNG_PIXELS = frozenset({b"IHDR", b"PLTE", b"tRNS", b"IDAT"})
+# Pillow finds EXIF data and XMP in texts of these names.
+_PNG_TEXTS = frozenset({b"iTXt", b"zTXt", b"tEXt"})
+_PNG_TEXT_NAMES = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
+_PNG_HEAD_BYTES = 33
 
 _SOS, _APP1 = 0xDA, 0xE1
+# Segments that a decoder of JPEG needs: tables, the interval of restarts, and what the colours are (JFIF, Adobe).
+_JPEG_PIXELS = frozenset({0xC4, 0xCC, 0xDB, 0xDD, 0xE0, 0xEE})
 _MARKERS = {marker & 0xFF: handler for marker, (_, _, handler) in JpegImagePlugin.MARKER.items()}
 _SIZES = frozenset(marker for marker, handler in _MARKERS.items() if handler is JpegImagePlugin.SOF)
 # A marker that ends a scan: within pixels, FF is followed by 0, or is one of eight markers that restart the decoder.
@@ -35,15 +45,64 @@ _END_OF_SCAN = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 _SEARCHED_BYTES = 2**18
 
 
+class MeteredFile(io.BytesIO):
+    """A file whose reader may read a number of pieces before the pixels; `lift` ends that."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self._num_left: float = _MOST_PIECES
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """See io.BytesIO."""
+        self._num_left -= 1
+        if self._num_left < 0:
+            raise ValueError(f"it has more than {_MOST_PIECES} pieces before its pixels")
+        return super().read(size)
+
+    def lift(self) -> None:
+        self._num_left = math.inf
+
+
+def without_long_metadata(info: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Drops texts and data that are too long to be read."""
+    return {
+        name: value
+        for name, value in info.items()
+        if not isinstance(value, bytes | str) or len(value) <= _MOST_METADATA
+    }
+
+
 def reduced_png(data: bytes) -> bytes:
-    """Pillow looks for EXIF data behind the pixels, too, and decodes them to get there."""
-    kept = [PNG_SIGNATURE]
-    room = _MOST_METADATA
+    """Keeps what tells the size, EXIF data and XMP. Pillow looks for EXIF data behind the pixels, too, and decodes them
+    to get there."""
+    kept, room, num_kept = [_png_head(data)], _MOST_METADATA, 0
     for kind, start, end in _png_chunks(data):
-        if kind in _PNG_METADATA and end - start <= room:
+        is_text = kind in _PNG_TEXTS and data.startswith(_PNG_TEXT_NAMES, start + 8)
+        if kind != b"PLTE" and kind != b"eXIf" and not is_text:
+            continue
+        num_kept += 1
+        if num_kept > _MOST_EXIF:
+            raise ValueError(f"it has more than {_MOST_EXIF} chunks of EXIF data")
+        if end - start <= room:
             kept.append(data[start:end])
             room -= end - start
     return b"".join([*kept, _png_chunk(b"IDAT"), _png_chunk(b"IEND")])
+
+
+def png_pixels(data: bytes) -> bytes:
+    """Keeps the chunks that pixels follow from."""
+    _png_head(data)
+    kept = [data[start:end] for kind, start, end in _png_chunks(data) if kind in _PNG_PIXELS]
+    return b"".join([PNG_SIGNATURE, *kept, _png_chunk(b"IEND")])
+
+
+def _png_head(data: bytes) -> bytes:
+    """Returns the signature and the only IHDR, which must be the first chunk."""
+    if data[8:16] != b"\0\0\0\rIHDR":
+        raise ValueError("its first chunk is not an IHDR of 13 bytes")
+    if sum(kind == b"IHDR" for kind, _, _ in _png_chunks(data)) != 1:
+        raise ValueError("it has not exactly one whole IHDR chunk")
+    return data[:_PNG_HEAD_BYTES]
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
@@ -68,22 +127,51 @@ def _png_chunk(kind: bytes) -> bytes:
     return struct.pack(">I4sI", 0, kind, zlib.crc32(kind))
 
 
-def webp_chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the type of each chunk and its beginning, at most _MOST_METADATA bytes: RFC 9649."""
+def check_webp(data: bytes) -> None:
+    """Counts the chunks (RFC 9649): libwebp makes an object of each, in which time no other thread runs."""
     start, end = 12, min(len(data), 8 + int.from_bytes(data[4:8], "little"))
     for _ in range(_MOST_PIECES):
-        kind, length = data[start : start + 4], int.from_bytes(data[start + 4 : start + 8], "little")
-        body = start + 8
-        if end < body:
+        length = int.from_bytes(data[start + 4 : start + 8], "little")
+        start += 8 + length + length % 2
+        if end < start + 8:
             return
-        yield kind, b"" if length > _MOST_METADATA else data[body : body + length]
-        start = body + length + length % 2
     raise ValueError(f"it has more than {_MOST_PIECES} chunks")
 
 
 def reduced_jpeg(data: bytes) -> bytes:
-    """Keeps the segments that tell sizes, EXIF data and XMP."""
-    kept, room, num_exif, num_between = [data[:2]], _MOST_METADATA, 0, 0
+    """Keeps the segments that tell the size, EXIF data and XMP."""
+    kept, room, num_exif = [data[:2]], _MOST_METADATA, 0
+    for marker, start, end in _jpeg_segments(data):
+        segment = data[start:end]
+        if marker == _APP1:
+            num_exif += segment[4:10] == b"Exif\0\0"
+            if num_exif > _MOST_EXIF:
+                raise ValueError(f"it has more than {_MOST_EXIF} segments of EXIF data")
+            if len(segment) <= room:
+                kept.append(segment)
+                room -= len(segment)
+        elif marker in _SIZES:
+            kept.append(segment)
+        elif marker == _SOS:
+            kept.append(segment)
+            _check_scans(data, end)
+    return b"".join(kept)
+
+
+def jpeg_pixels(data: bytes) -> bytes:
+    """Keeps the segments that pixels follow from, and all that stands behind the header of the first scan."""
+    kept = [data[:2]]
+    for marker, start, end in _jpeg_segments(data):
+        if marker in _SIZES or marker in _JPEG_PIXELS:
+            kept.append(data[start:end])
+        elif marker == _SOS:
+            kept.append(data[start:])
+    return b"".join(kept)
+
+
+def _jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yields the marker of each segment up to the first scan's header, and where it begins and ends."""
+    num_sizes = num_between = 0
     position = 2
     for _ in range(_MOST_SEGMENTS):
         start = data.find(b"\xff", position)
@@ -104,23 +192,14 @@ def reduced_jpeg(data: bytes) -> bytes:
             continue
         length = int.from_bytes(data[end + 1 : end + 3], "big")
         position = max(end + 1 + length, end + 3)
-        segment = data[end - 1 : position]
-        if marker == _APP1:
-            num_exif += segment[4:10] == b"Exif\0\0"
-            if num_exif > _MOST_EXIF:
-                raise ValueError(f"it has more than {_MOST_EXIF} segments of EXIF data")
-            if len(segment) <= room:
-                kept.append(segment)
-                room -= len(segment)
-        elif marker in _SIZES:
-            kept.append(segment)
-        elif marker == _SOS:
-            kept.append(segment)
-            _check_scans(data, position)
+        num_sizes += marker in _SIZES
+        if num_sizes > 1:
+            raise ValueError("it has more than one size")
+        yield marker, end - 1, position
+        if marker == _SOS:
             break
     else:
         raise ValueError(f"it has more than {_MOST_SEGMENTS} segments before its pixels")
-    return b"".join(kept)
 
 
 def _check_scans(data: bytes, position: int) -> None:
@@ -149,35 +228,3 @@ def _end_of_scan(data: bytes, position: int) -> int:
             return found.start()
         position += _SEARCHED_BYTES
     return -1
-
-
-def reduced_gif(data: bytes) -> bytes:
-    """Keeps the first frame, without its pixels: its size may be more than the one that the file's head tells."""
-    head = 13
-    if data[10:11] and data[10] & 0x80:
-        head += 3 << ((data[10] & 7) + 1)
-    position = head
-    for _ in range(_MOST_PIECES):
-        kind = data[position : position + 1]
-        if kind in (b"", b";"):
-            break
-        if kind == b",":
-            end = position + 10
-            if data[end - 1 : end] and data[end - 1] & 0x80:
-                end += 3 << ((data[end - 1] & 7) + 1)
-            return data[:head] + data[position : end + 1] + b"\0;"
-        position = _behind_extension(data, position) if kind == b"!" else position + 1
-    else:
-        raise ValueError(f"it has more than {_MOST_PIECES} blocks before its first frame")
-    return data[:head] + b";"
-
-
-def _behind_extension(data: bytes, position: int) -> int:
-    """Returns where an extension ends that begins at a position."""
-    position += 2
-    for _ in range(_MOST_PIECES):
-        length = data[position] if position < len(data) else 0
-        position += 1 + length
-        if not length:
-            return position
-    raise ValueError(f"it has an extension of more than {_MOST_PIECES} blocks")

@@ -1,10 +1,11 @@
 """Decodes images and resizes them, with the same results as transformers' processors on Pillow.
 
+Sizes come from headers, as in routers; a file of which Pillow makes another size is refused before it is decoded.
+
 Legend: F frames, C colours.
 """
 
-import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from PIL import Image
 
 from protos.inference_pb2 import ITEM_KIND_IMAGE, ITEM_KIND_VIDEO, ItemData, ItemKind
-from runtime.media.headers import read_header
+from runtime.media.headers import ImageHeader, open_image, read_header
 from worker.encoders.encoder import ItemError
 
 # How an image is turned, by the orientation that EXIF data has.
@@ -28,6 +29,8 @@ _TURNS = {
 }
 # As configs.groups.media bounds max_item_pixels; routers have checked that option.
 _MOST_PIXELS = 1 << 28
+# The side of the squares in which transparent pixels are put on white.
+_SIDE, _WHITE = 1024, (255, 255, 255, 255)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,51 +50,84 @@ class Pixels:
         return self.frames.nbytes
 
 
-def decoded(data: ItemData) -> list[Image.Image]:
-    """Returns an image, or the frames of a video, turned as EXIF data asks for, as RGB. Raises ItemError."""
-    if data.kind not in (ITEM_KIND_IMAGE, ITEM_KIND_VIDEO):
-        raise ItemError(f"kind={data.kind} is neither an image nor a video")
-    if data.kind == ITEM_KIND_IMAGE and len(data.files) != 1:
-        raise ItemError(f"an image has {len(data.files)} files: it must have one")
-    if not data.files:
-        raise ItemError("a video has no frames: it must have at least one")
-    frames = [_decoded(file) for file in data.files]
-    for number, frame in enumerate(frames):
-        if frame.size != frames[0].size:
-            raise ItemError(
-                f"frame {number} of a video has {frame.width} x {frame.height} pixels, and the first one "
-                f"{frames[0].width} x {frames[0].height}: all must have the same size"
-            )
-    return frames
+class Frames:
+    """An item's files, whose headers were read: an image, or the frames of a video.
+
+    They are decoded one at a time, when they are asked for: an image takes up to 20 bytes a pixel (WebP; other formats
+    up to 12) until it is resized.
+    """
+
+    def __init__(self, data: ItemData) -> None:
+        """Raises ItemError."""
+        if data.kind not in (ITEM_KIND_IMAGE, ITEM_KIND_VIDEO):
+            raise ItemError(f"kind={data.kind} is neither an image nor a video")
+        if data.kind == ITEM_KIND_IMAGE and len(data.files) != 1:
+            raise ItemError(f"an image has {len(data.files)} files: it must have one")
+        if not data.files:
+            raise ItemError("a video has no frames: it must have at least one")
+        self._files, self._headers = data.files, [_header(file) for file in data.files]
+        # In pixels, turned as EXIF data asks for.
+        self.width, self.height = self._headers[0].width, self._headers[0].height
+        for number, header in enumerate(self._headers):
+            if (header.width, header.height) != (self.width, self.height):
+                raise ItemError(
+                    f"frame {number} of a video has {header.width} x {header.height} pixels, and the first one "
+                    f"{self.width} x {self.height}: all must have the same size"
+                )
+
+    def __len__(self) -> int:
+        return len(self._headers)
+
+    def resized(self, size: tuple[int, int], resample: int) -> torch.Tensor:
+        """Decodes the frames one after the other. Returns uint8 [F, height, width, 3]. Raises ItemError."""
+        frames = torch.empty(len(self), *size, 3, dtype=torch.uint8)
+        for number in range(len(self)):
+            frames[number] = array_of(resized(self.decoded(number), size, resample))
+        return frames
+
+    def decoded(self, number: int) -> Image.Image:
+        """Returns a frame as RGB, turned as EXIF data asks for. Raises ItemError."""
+        header = self._headers[number]
+        try:
+            image: Image.Image = open_image(self._files[number], header)
+            image.load()
+            # Not exif_transpose: routers have counted with the header's orientation, and Pillow may find another one.
+            if (turn := _TURNS.get(header.orientation)) is not None:
+                image = image.transpose(turn)
+            return _as_rgb(image)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - Pillow's decoders raise whatever damaged files lead them to
+            what = " ".join(str(error).split()) or type(error).__name__
+            raise ItemError(f"an image can't be decoded: {what}; send a whole file") from None
 
 
-def _decoded(file: bytes) -> Image.Image:
+def _header(file: bytes) -> ImageHeader:
     try:
-        header = read_header(file, max_pixels=_MOST_PIXELS)
+        return read_header(file, max_pixels=_MOST_PIXELS)
     except ValueError as error:
         raise ItemError(f"an image can't be decoded: {error}") from None
-    try:
-        # Reads the header only; raises DecompressionBombError for more pixels than twice Image.MAX_IMAGE_PIXELS.
-        image = Image.open(io.BytesIO(file), formats=(header.format,))
-        # Not exif_transpose: routers have counted with the header's orientation, and Pillow may find another one.
-        turn = _TURNS.get(header.orientation)
-        return _as_rgb(image if turn is None else image.transpose(turn))
-    except MemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - Pillow's decoders raise whatever damaged files lead them to
-        what = " ".join(str(error).split()) or type(error).__name__
-        raise ItemError(f"an image can't be decoded: {what}; send a whole file") from None
 
 
 def _as_rgb(image: Image.Image) -> Image.Image:
     """Puts what is transparent on white, as transformers' convert_to_rgb does."""
     if image.mode.startswith("I;16"):
         # Pillow would clip 16-bit grey at 255. For colours, it takes the upper byte itself.
-        image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if "A" in image.getbands() or image.info.get("transparency") is not None:
-        image = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, (255, 255, 255, 255)), image).convert("RGB")
-    return image.convert("RGB")
+        return _on_white(image)
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """Some pixels at a time: what is between would take three times the memory of the image."""
+    rgb = Image.new("RGB", image.size)
+    for top in range(0, image.height, _SIDE):
+        for left in range(0, image.width, _SIDE):
+            box = left, top, min(left + _SIDE, image.width), min(top + _SIDE, image.height)
+            part = image.crop(box).convert("RGBA")
+            rgb.paste(Image.alpha_composite(Image.new("RGBA", part.size, _WHITE), part).convert("RGB"), box)
+    return rgb
 
 
 def resized(image: Image.Image, size: tuple[int, int], resample: int) -> Image.Image:
@@ -100,9 +136,9 @@ def resized(image: Image.Image, size: tuple[int, int], resample: int) -> Image.I
     return image.resize((width, height), resample=Image.Resampling(resample))
 
 
-def stacked(images: Iterable[Image.Image]) -> torch.Tensor:
-    """Returns uint8 [F, height, width, 3]."""
-    return torch.from_numpy(np.stack([np.asarray(image) for image in images]))
+def array_of(image: Image.Image) -> torch.Tensor:
+    """Returns uint8 [height, width, 3]."""
+    return torch.from_numpy(np.array(image))
 
 
 def scale_of_values(

@@ -25,7 +25,7 @@ from tests.fakes.media import chat_with, image_file, image_item, media_scheduler
 from tests.fakes.routers import running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
 from worker.encoders.encoder import ItemError
-from worker.encoders.pixels import decoded
+from worker.encoders.pixels import Frames
 
 _MODES = {
     "PNG": ("RGB", "RGBA", "P", "L", "LA", "1", "I;16"),
@@ -167,7 +167,7 @@ def _resized_header(form: str, data: bytes, random: Random) -> bytes:
 def _decode(data: pb.ItemData) -> str:
     """Decodes an item as workers do. Its size must be what the router has counted with."""
     try:
-        (image,) = decoded(data)
+        image = Frames(data).decoded(0)
     except ItemError:
         return "accepted, not decoded"
     header = read_header(data.files[0])

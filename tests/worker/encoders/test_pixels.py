@@ -13,11 +13,11 @@ from protos.inference_pb2 import ITEM_KIND_IMAGE, ITEM_KIND_VIDEO, ItemData
 from runtime.media.headers import read_header
 from tests.support.models.vision_models import file_of, item, picture
 from worker.encoders.encoder import ItemError
-from worker.encoders.pixels import decoded
+from worker.encoders.pixels import Frames
 
 
 def _decoded(file: bytes) -> np.ndarray:
-    (image,) = decoded(ItemData(kind=ITEM_KIND_IMAGE, files=[file]))
+    image = Frames(ItemData(kind=ITEM_KIND_IMAGE, files=[file])).decoded(0)
     assert image.mode == "RGB"
     return np.asarray(image)
 
@@ -125,8 +125,8 @@ def test_random_bytes_are_errors_or_images() -> None:
 
 def test_frames_of_a_video_have_one_size() -> None:
     with pytest.raises(ItemError, match="frame 1 of a video has 9 x 8 pixels, and the first one 8 x 8"):
-        decoded(item([picture(8, 8), picture(9, 8)], is_video=True))
+        Frames(item([picture(8, 8), picture(9, 8)], is_video=True))
     with pytest.raises(ItemError, match="no frames"):
-        decoded(ItemData(kind=ITEM_KIND_VIDEO))
+        Frames(ItemData(kind=ITEM_KIND_VIDEO))
     with pytest.raises(ItemError, match="2 files"):
-        decoded(item([picture(8, 8), picture(8, 8)]))
+        Frames(item([picture(8, 8), picture(8, 8)]))

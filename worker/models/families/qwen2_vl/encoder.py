@@ -14,7 +14,7 @@ from runtime.media.recipes.preprocessor import read_preprocessor
 from runtime.media.recipes.qwen2_vl import Qwen2VLRecipe
 from runtime.media.recipes.recipe import ItemSize, Recipe
 from worker.encoders.encoder import Encoder, ItemError, Prepared
-from worker.encoders.pixels import Pixels, decoded, resample_of, resized, scale_of_values, stacked, valued
+from worker.encoders.pixels import Frames, Pixels, resample_of, scale_of_values, valued
 from worker.encoders.tower import FloatsReader
 from worker.models.families.qwen2_vl.config import text_config
 from worker.models.families.qwen2_vl.largest import largest
@@ -59,12 +59,12 @@ class QwenEncoder(Encoder):
 
     def prepare(self, data: ItemData) -> Prepared:
         """See Encoder."""
-        frames = decoded(data)
+        frames = Frames(data)
         # Positions in time don't matter here.
         size = ItemSize(
             kind=data.kind,
-            width=frames[0].width,
-            height=frames[0].height,
+            width=frames.width,
+            height=frames.height,
             num_frames=len(frames),
             min_pixels=data.options.min_pixels if data.options.HasField("min_pixels") else self._options.min_pixels,
             max_pixels=data.options.max_pixels if data.options.HasField("max_pixels") else self._options.max_pixels,
@@ -73,8 +73,7 @@ class QwenEncoder(Encoder):
             target = self._recipe.resized(size)
         except ValueError as error:
             raise ItemError(str(error)) from None
-        resample = self._resample[data.kind]
-        return self._pixels(stacked(resized(frame, target, resample) for frame in frames), data.kind)
+        return self._pixels(frames.resized(target, self._resample[data.kind]), data.kind)
 
     def encode(self, prepared: Prepared) -> torch.Tensor:
         """See Encoder."""

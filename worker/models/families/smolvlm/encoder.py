@@ -14,7 +14,7 @@ from runtime.media.recipes.idefics3 import Idefics3Recipe
 from runtime.media.recipes.preprocessor import read_preprocessor
 from runtime.media.recipes.recipe import ItemSize, Recipe
 from worker.encoders.encoder import Encoder, ItemError, Prepared
-from worker.encoders.pixels import Pixels, decoded, resample_of, resized, scale_of_values, stacked, valued
+from worker.encoders.pixels import Frames, Pixels, array_of, resample_of, resized, scale_of_values, valued
 from worker.encoders.tower import FloatsReader
 from worker.models.families.smolvlm.config import text_config
 from worker.models.families.smolvlm.tower import SiglipConfig, SiglipTower, siglip_config, siglip_shapes
@@ -62,12 +62,11 @@ class SmolVLMEncoder(Encoder):
 
     def prepare(self, data: ItemData) -> Prepared:
         """See Encoder."""
-        (image, *_) = decoded(data)
-        options = data.options
+        frames, options = Frames(data), data.options
         size = ItemSize(
             kind=data.kind,
-            width=image.width,
-            height=image.height,
+            width=frames.width,
+            height=frames.height,
             min_pixels=options.min_pixels if options.HasField("min_pixels") else None,
             max_pixels=options.max_pixels if options.HasField("max_pixels") else None,
         )
@@ -76,13 +75,14 @@ class SmolVLMEncoder(Encoder):
         except ValueError as error:
             raise ItemError(str(error)) from None
         side = self._recipe.tile_size
-        image = resized(resized(image, tiling.first, self._resample), tiling.second, self._resample)
+        image = resized(resized(frames.decoded(0), tiling.first, self._resample), tiling.second, self._resample)
         tiles = [
             image.crop((column * side, row * side, (column + 1) * side, (row + 1) * side))
             for row in range(tiling.rows)
             for column in range(tiling.columns)
         ]
-        return self._pixels(stacked([*tiles, resized(image, (side, side), self._resample)]))
+        tiles.append(resized(image, (side, side), self._resample))
+        return self._pixels(torch.stack([array_of(tile) for tile in tiles]))
 
     def encode(self, prepared: Prepared) -> torch.Tensor:
         """See Encoder."""
