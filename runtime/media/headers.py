@@ -19,10 +19,10 @@ from runtime.media.reduced import (
     MeteredFile,
     check_webp,
     jpeg_pixels,
+    metadata,
     png_pixels,
     reduced_jpeg,
     reduced_png,
-    without_long_metadata,
 )
 
 # Pillow warns of what is wrong with a file in as many words as there are files, and Python remembers each.
@@ -74,7 +74,7 @@ def read_header(data: bytes, mime_type: str = "", *, max_pixels: int | None = No
         with _READERS[name].of_header(data) as image:
             width, height = image.size
             _check_pixels(name, width, height, max_pixels)
-            orientation = _orientation(without_long_metadata(image.info))
+            orientation = _orientation(metadata(image.info))
     except _RefusedError:
         raise
     except _DAMAGED as error:

@@ -12,7 +12,7 @@ import re
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from PIL import JpegImagePlugin
 
@@ -21,8 +21,11 @@ _MOST_METADATA = 2**20
 # Chunks, or pieces of them, and bytes between them.
 _MOST_PIECES = 65_536
 # Segments before a JPEG's pixels: a color profile has up to 255, a map of depths some hundred. Pillow joins those with
-# EXIF data, which are one or two.
-_MOST_SEGMENTS, _MOST_EXIF = 4096, 64
+# EXIF data, which are one or two. A PNG has one chunk of it, and one of XMP; each may unpack to a MB.
+_MOST_SEGMENTS, _MOST_EXIF, _MOST_PNG_TEXTS = 4096, 64, 8
+# Tags of EXIF data, of which Pillow makes an object each. Cameras write some dozen.
+_MOST_TAGS = 4096
+_EXIF = b"Exif\0\0"
 # Times that a JPEG's decoder goes over all pixels: progressive files have about ten scans. A scan of 60 bytes takes it
 # 50 ms for 36 million pixels.
 _MOST_SCANS = 50
@@ -31,7 +34,8 @@ PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_PIXELS = frozenset({b"IHDR", b"PLTE", b"tRNS", b"IDAT"})
 # Pillow finds EXIF data and XMP in texts of these names.
 _PNG_TEXTS = frozenset({b"iTXt", b"zTXt", b"tEXt"})
-_PNG_TEXT_NAMES = (b"Raw profile type exif\0", b"XML:com.adobe.xmp\0")
+_PNG_PROFILE = b"Raw profile type exif"
+_PNG_TEXT_NAMES = (_PNG_PROFILE + b"\0", b"XML:com.adobe.xmp\0")
 _PNG_HEAD_BYTES = 33
 
 _SOS, _APP1 = 0xDA, 0xE1
@@ -63,27 +67,42 @@ class MeteredFile(io.BytesIO):
         self._num_left = math.inf
 
 
-def without_long_metadata(info: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Drops texts and data that are too long to be read."""
-    return {
+def metadata(info: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Returns what Pillow has found in a file's header, without texts and data that are too long to be read. Raises
+    ValueError for EXIF data of too many tags."""
+    kept = {
         name: value
         for name, value in info.items()
         if not isinstance(value, bytes | str) or len(value) <= _MOST_METADATA
     }
+    if isinstance(exif := kept.get("exif"), bytes):
+        _check_exif(exif)
+    # As hexadecimal digits. Image.getexif does not stop at tags.
+    if len(kept.get(_PNG_PROFILE.decode(), "")) > 2 * 12 * _MOST_TAGS:
+        raise ValueError(f"it has EXIF data of more than {_MOST_TAGS} tags")
+    return kept
+
+
+def _check_exif(data: bytes) -> None:
+    """Raises ValueError for too many tags. data: a TIFF header and so on, which a prefix may stand before."""
+    tiff = data.removeprefix(_EXIF)
+    order: Literal["little", "big"] = "little" if tiff.startswith(b"II") else "big"
+    directory = int.from_bytes(tiff[4:8], order)
+    if int.from_bytes(tiff[directory : directory + 2], order) > _MOST_TAGS:
+        raise ValueError(f"it has EXIF data of more than {_MOST_TAGS} tags")
 
 
 def reduced_png(data: bytes) -> bytes:
     """Keeps what tells the size, EXIF data and XMP. Pillow looks for EXIF data behind the pixels, too, and decodes them
     to get there."""
-    kept, room, num_kept = [_png_head(data)], _MOST_METADATA, 0
-    for kind, start, end in _png_chunks(data):
-        is_text = kind in _PNG_TEXTS and data.startswith(_PNG_TEXT_NAMES, start + 8)
-        if kind != b"PLTE" and kind != b"eXIf" and not is_text:
-            continue
-        num_kept += 1
-        if num_kept > _MOST_EXIF:
-            raise ValueError(f"it has more than {_MOST_EXIF} chunks of EXIF data")
-        if end - start <= room:
+    chunks = _checked_png_chunks(data)
+    kept, room, num_texts = [data[:_PNG_HEAD_BYTES]], _MOST_METADATA, 0
+    for kind, start, end in chunks:
+        is_text = kind == b"eXIf" or (kind in _PNG_TEXTS and data.startswith(_PNG_TEXT_NAMES, start + 8))
+        num_texts += is_text
+        if num_texts > _MOST_PNG_TEXTS:
+            raise ValueError(f"it has more than {_MOST_PNG_TEXTS} chunks of EXIF data and XMP")
+        if (is_text or kind == b"PLTE") and end - start <= room:
             kept.append(data[start:end])
             room -= end - start
     return b"".join([*kept, _png_chunk(b"IDAT"), _png_chunk(b"IEND")])
@@ -91,18 +110,19 @@ def reduced_png(data: bytes) -> bytes:
 
 def png_pixels(data: bytes) -> bytes:
     """Keeps the chunks that pixels follow from."""
-    _png_head(data)
-    kept = [data[start:end] for kind, start, end in _png_chunks(data) if kind in _PNG_PIXELS]
+    kept = [data[start:end] for kind, start, end in _checked_png_chunks(data) if kind in _PNG_PIXELS]
     return b"".join([PNG_SIGNATURE, *kept, _png_chunk(b"IEND")])
 
 
-def _png_head(data: bytes) -> bytes:
-    """Returns the signature and the only IHDR, which must be the first chunk."""
+def _checked_png_chunks(data: bytes) -> list[tuple[bytes, int, int]]:
+    """Returns the chunks of a file with one IHDR, the first chunk: Pillow takes the last one, others the first."""
     if data[8:16] != b"\0\0\0\rIHDR":
         raise ValueError("its first chunk is not an IHDR of 13 bytes")
-    if sum(kind == b"IHDR" for kind, _, _ in _png_chunks(data)) != 1:
-        raise ValueError("it has not exactly one whole IHDR chunk")
-    return data[:_PNG_HEAD_BYTES]
+    chunks = [*_png_chunks(data)]
+    num_heads = sum(kind == b"IHDR" for kind, _, _ in chunks)
+    if num_heads != 1:
+        raise ValueError(f"it has {num_heads} whole IHDR chunks")
+    return chunks
 
 
 def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
@@ -140,12 +160,13 @@ def check_webp(data: bytes) -> None:
 
 def reduced_jpeg(data: bytes) -> bytes:
     """Keeps the segments that tell the size, EXIF data and XMP."""
-    kept, room, num_exif = [data[:2]], _MOST_METADATA, 0
+    kept, room, exif = [data[:2]], _MOST_METADATA, list[bytes]()
     for marker, start, end in _jpeg_segments(data):
         segment = data[start:end]
         if marker == _APP1:
-            num_exif += segment[4:10] == b"Exif\0\0"
-            if num_exif > _MOST_EXIF:
+            if len(segment) <= room and segment.startswith(_EXIF, 4):
+                exif.append(segment[10:])
+            if len(exif) > _MOST_EXIF:
                 raise ValueError(f"it has more than {_MOST_EXIF} segments of EXIF data")
             if len(segment) <= room:
                 kept.append(segment)
@@ -155,6 +176,7 @@ def reduced_jpeg(data: bytes) -> bytes:
         elif marker == _SOS:
             kept.append(segment)
             _check_scans(data, end)
+    _check_exif(b"".join(exif))
     return b"".join(kept)
 
 

@@ -3,38 +3,26 @@
 import asyncio
 import base64
 import gc
-import io
-import struct
 import time
-import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 
 import grpc.aio
-from PIL import Image
 
 from benchmarks.fuzz.edge import Edge
-from benchmarks.fuzz.mutation import change_bytes
+from benchmarks.fuzz.images import hostile_image
 from protos import inference_pb2 as pb
 from protos.inference_pb2_grpc import InferenceStub
 from router.server import RouterServer
-from runtime.media.headers import FORMATS, read_header
+from runtime.media.headers import read_header
 from tests.fakes.media import chat_with, image_file, image_item, media_scheduler, media_tokenizer
 from tests.fakes.routers import running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
 from worker.encoders.encoder import ItemError
 from worker.encoders.pixels import Frames
 
-_MODES = {
-    "PNG": ("RGB", "RGBA", "P", "L", "LA", "1", "I;16"),
-    "JPEG": ("RGB", "CMYK", "L"),
-    "WEBP": ("RGB", "RGBA"),
-    "GIF": ("P", "L"),
-    "BMP": ("RGB", "L", "1"),
-}
-_SIZES = ((1, 1), (30, 20), (7, 300), (64, 64))
 _OTHERS = (
     b"", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.7\n", b"II*\0" + bytes(100), b"\x89PNG\r\n\x1a\n",
     b"\xff\xd8\xff", b"RIFF\0\0\0\0WEBP", b"GIF89a", b"BM", b"\0\0\0\x0cjP  \r\n\x87\n", b"P6 9999 9999 255\n",
@@ -69,14 +57,7 @@ class _Items:
     def _file(self, random: Random) -> bytes:
         if random.random() < 0.05:
             return random.choice(_OTHERS)
-        form = random.choice(list(FORMATS))
-        data = _written(form, random)
-        how = random.random()
-        if how < 0.2:
-            return _resized_header(form, data, random)
-        if how < 0.8:
-            return change_bytes(data, random)
-        return data
+        return hostile_image(random)
 
     async def feed(self, message: bytes) -> str:
         length = message[0] if message else 0
@@ -130,38 +111,6 @@ class _Items:
         await self._server.streams.wait_empty()
         store = self._server.intake.items.store
         assert (len(store), store.num_bytes) == (0, 0), "items are left over"
-
-
-def _written(form: str, random: Random) -> bytes:
-    written, options = io.BytesIO(), {}
-    image = Image.new(random.choice(_MODES[form]), random.choice(_SIZES))
-    if form in ("PNG", "JPEG", "WEBP") and random.random() < 0.5:
-        exif = Image.Exif()
-        exif[0x0112] = random.randrange(10)
-        options["exif"] = exif
-    if form in ("GIF", "PNG", "WEBP") and random.random() < 0.2:
-        options.update(save_all=True, append_images=[image, image])
-    image.save(written, form, **options)
-    return written.getvalue()
-
-
-def _resized_header(form: str, data: bytes, random: Random) -> bytes:
-    """Changes the size that a file tells, mostly to that of a bomb, without its pixels."""
-    width, height = (random.choice((0, 1, 2**15, 65_535, 2**20)) for _ in range(2))
-    changed = bytearray(data)
-    if form == "PNG":
-        changed[16:24] = struct.pack(">II", width, height)
-        changed[29:33] = struct.pack(">I", zlib.crc32(changed[12:29]))
-    elif form == "GIF":
-        changed[6:10] = struct.pack("<HH", min(width, 65_535), min(height, 65_535))
-    elif form == "BMP":
-        changed[18:26] = struct.pack("<ii", width, random.choice((-1, 1)) * height)
-    elif form == "JPEG":
-        place = changed.find(b"\xff\xc0") + 5
-        changed[place : place + 4] = struct.pack(">HH", min(height, 65_535), min(width, 65_535))
-    else:
-        changed[24:30] = random.randbytes(6)
-    return bytes(changed)
 
 
 def _decode(data: pb.ItemData) -> str:

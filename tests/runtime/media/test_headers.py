@@ -121,11 +121,12 @@ def test_bombs_are_refused_by_their_header() -> None:
 
 def test_texts_that_unpack_to_much_are_not_read() -> None:
     """A file of 25 KB whose metadata would be 24 MB."""
-    plain = _file("PNG")
-    body = b"a\0\0" + zlib.compress(bytes(8 * 2**20), 9)
-    data = plain[:33] + _chunk(b"zTXt", body) * 3 + plain[33:]
+    plain, body = _file("PNG"), zlib.compress(bytes(8 * 2**20), 9)
+    data = plain[:33] + _chunk(b"zTXt", b"Raw profile type exif\0\0" + body) * 3 + plain[33:]
     with pytest.raises(ValueError, match="the header of the PNG file is damaged"):
         read_header(data)
+    # Texts that no orientation is in are left out.
+    assert _size(plain[:33] + _chunk(b"zTXt", b"a\0\0" + body) * 3 + plain[33:]) == (30, 20)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,22 @@
 """Files of images as anyone may send them: right pixels, or an error that says what is wrong."""
 
+import dataclasses
 import io
+import struct
+import weakref
 import zlib
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 from transformers.image_transforms import convert_to_rgb
 
+from benchmarks.fuzz.images import chunk
 from protos.inference_pb2 import ITEM_KIND_IMAGE, ITEM_KIND_VIDEO, ItemData
-from runtime.media.headers import read_header
+from runtime.media.headers import ImageHeader, open_image, read_header
 from tests.support.models.vision_models import file_of, item, picture
+from worker.encoders import pixels
 from worker.encoders.encoder import ItemError
 from worker.encoders.pixels import Frames
 
@@ -26,6 +31,18 @@ def _decoded(file: bytes) -> np.ndarray:
 def test_modes_become_rgb_as_by_transformers(mode: str) -> None:
     image = picture(23, 17, mode="RGBA" if mode in ("LA", "RGBA") else "RGB").convert(mode)
     file = file_of(image, "JPEG" if mode == "CMYK" else "PNG")
+    theirs: Any = convert_to_rgb(Image.open(io.BytesIO(file)), return_numpy=True)
+    assert np.array_equal(_decoded(file), theirs)
+
+
+@pytest.mark.parametrize("mode", ["LA", "RGBA", "P"])
+def test_squares_of_transparent_pixels_meet(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large images are put on white some pixels at a time."""
+    monkeypatch.setattr(pixels, "_SIDE", 8)
+    alpha = Image.linear_gradient("L").resize((23, 17))
+    image = picture(23, 17, mode="RGBA")
+    image.putalpha(alpha)
+    file = file_of(image.quantize(16) if mode == "P" else image.convert(mode), "PNG")
     theirs: Any = convert_to_rgb(Image.open(io.BytesIO(file)), return_numpy=True)
     assert np.array_equal(_decoded(file), theirs)
 
@@ -130,3 +147,46 @@ def test_frames_of_a_video_have_one_size() -> None:
         Frames(ItemData(kind=ITEM_KIND_VIDEO))
     with pytest.raises(ItemError, match="2 files"):
         Frames(item([picture(8, 8), picture(8, 8)]))
+
+
+def _bomb(side: int) -> bytes:
+    """A text of 64 x 64 stands where others read the size; Pillow would decode side x side."""
+    plain = file_of(Image.new("L", (side, side)))
+    return plain[:8] + chunk(b"tEXt", struct.pack(">II", 64, 64) + b"\0x") + plain[8:]
+
+
+def test_a_size_that_is_not_the_headers_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever makes Pillow and the reader of headers differ one day."""
+
+    def another(file: bytes, **options: Any) -> ImageHeader:
+        return dataclasses.replace(read_header(file, **options), width=8, height=8)
+
+    monkeypatch.setattr(pixels, "read_header", another)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda image: pytest.fail("it was decoded"))
+    for file_format in ("PNG", "JPEG", "WEBP", "GIF", "BMP"):
+        frames = Frames(ItemData(kind=ITEM_KIND_IMAGE, files=[file_of(picture(40, 30), file_format)]))
+        with pytest.raises(ItemError, match=f"the {file_format} file has 40 x 30 pixels, and its header 8 x 8"):
+            frames.decoded(0)
+
+
+def test_a_png_with_two_sizes_is_refused() -> None:
+    with pytest.raises(ItemError, match="its first chunk is not an IHDR"):
+        _decoded(_bomb(300))
+
+
+def test_frames_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is reserved for frames that were resized, and an image may be a hundred times as large."""
+    alive: list[int] = []
+    opened: list[weakref.ref[Image.Image]] = []
+
+    def counted(file: bytes, header: ImageHeader) -> ImageFile.ImageFile:
+        alive.append(sum(image() is not None for image in opened))
+        image = open_image(file, header)
+        opened.append(weakref.ref(image))
+        return image
+
+    monkeypatch.setattr(pixels, "open_image", counted)
+    frames = Frames(item([picture(64, 48) for _ in range(5)], is_video=True))
+    assert not opened
+    got = frames.resized((6, 8), Image.Resampling.BICUBIC)
+    assert (got.shape, alive) == ((5, 6, 8, 3), [0] * 5)

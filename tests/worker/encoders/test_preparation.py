@@ -10,7 +10,9 @@ from protos import inference_pb2 as pb
 from protos import step_pb2
 from runtime.media.names import serialized
 from tests.support.models.spelled_items import SpelledEncoder, SpelledInput, to_encode
+from tests.support.models.vision_models import file_of, picture
 from worker.encoders.cache import EncoderCache
+from worker.encoders.pixels import Frames
 from worker.encoders.preparation import Preparations
 from worker.errors import PlanError
 
@@ -76,6 +78,30 @@ def test_errors_are_for_the_client_of_that_item_alone() -> None:
     assert token_ids(preparations.input_of(6)) == [9, 9]
     with pytest.raises(PlanError, match="item 2 is not prepared"):
         preparations.input_of(2)
+
+
+def test_an_image_with_two_sizes_ends_its_own_request_alone() -> None:
+    """Files as the worker gets them from any router: nothing of the first one is decoded, the second one is."""
+
+    class Decoding(SpelledEncoder):
+        def prepare(self, data: pb.ItemData) -> SpelledInput:
+            frames = Frames(data)
+            return SpelledInput([1] * frames.resized((frames.height, frames.width), 3).numel())
+
+    whole, other = file_of(picture(4, 2)), file_of(picture(40, 30))
+    messages = [
+        step_pb2.ItemToEncode(
+            number=number, data=serialized(pb.ItemData(kind=pb.ITEM_KIND_IMAGE, files=[file])), num_embeddings=24
+        )
+        for number, file in ((1, whole[:33] + other[8:]), (2, whole))
+    ]
+    preparations = Preparations(Decoding(TABLE_VE), most_bytes=1000)
+    wait(begun(preparations, *messages), 2)
+    (first, error), second = preparations.take_done()
+    assert (first, second) == (1, (2, ""))
+    assert "it has 2 whole IHDR chunks" in error
+    with pytest.raises(PlanError, match="item 1 is not prepared"):
+        preparations.input_of(1)
 
 
 def test_what_was_forgotten_meanwhile_gives_no_answer() -> None:
