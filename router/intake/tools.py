@@ -2,8 +2,6 @@
 
 import re
 
-from pydantic_core import from_json
-
 from protos.inference_pb2 import (
     TOOL_CHOICE_NAMED,
     TOOL_CHOICE_NONE,
@@ -13,6 +11,7 @@ from protos.inference_pb2 import (
     ToolChoice,
 )
 from router.errors import InvalidRequest
+from router.json_objects import json_object
 
 MAX_TOOLS = 1024
 # Bytes of all tools together, and of all calls in a chat's messages.
@@ -79,8 +78,6 @@ def _check_allowed(chat: ChatPrompt) -> None:
 
 def _check_object(text: str, field: str) -> None:
     try:
-        value = from_json(text, allow_inf_nan=False)
+        json_object(text, field)
     except ValueError as error:
-        raise InvalidRequest(f"{field} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{field} is not a JSON object")
+        raise InvalidRequest(str(error)) from None

@@ -14,10 +14,13 @@ from protos.inference_pb2 import (
     Tool,
 )
 from router.errors import InvalidConstraint
+from router.json_objects import json_object
 from router.parsing.families import JSON_LIST, Markup, ToolFormat
 from router.parsing.parameters import InexactError, any_parameters, parameters
 from router.parsing.parser import tools_in_use
 from runtime.grammar.bounds import MAX_TEXT_BYTES
+from runtime.grammar.engine import ConstraintError
+from runtime.grammar.json_text import read_json
 
 # More are not a constraint without their whitespace, either.
 _MOST_CHARS = 4 * MAX_TEXT_BYTES
@@ -157,9 +160,10 @@ def _json_format(answer: Constraint) -> dict[str, object]:
     if answer.WhichOneof("kind") == "json_object":
         return {"type": "json_schema", "json_schema": {"type": "object"}}
     try:
-        return {"type": "json_schema", "json_schema": json.loads(answer.json_schema)}
-    except (ValueError, RecursionError) as error:
-        raise InvalidConstraint(f"it is not valid JSON: {error}", "json_schema") from None
+        # As an answer's schema is read where there are no tools.
+        return {"type": "json_schema", "json_schema": read_json(answer.json_schema, "json_schema")}
+    except ConstraintError as error:
+        raise InvalidConstraint(str(error), "json_schema") from None
 
 
 def _calls(markup: Markup, tags: list[dict[str, object]], *, only_one: bool) -> dict[str, object]:
@@ -201,10 +205,5 @@ def _tag(markup: Markup, tool: Tool, *, follows_schema: bool) -> dict[str, objec
 
 
 def _schema(tool: Tool) -> dict[str, object]:
-    try:
-        schema = json.loads(tool.parameters_json or "{}")
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"parameters of tool {tool.name} are not valid JSON: {error}") from None
-    if not isinstance(schema, dict):
-        raise ValueError(f"parameters of tool {tool.name} are not a JSON object")
+    schema = json_object(tool.parameters_json or "{}", f"parameters_json of tool {tool.name}")
     return schema if any(key in schema for key in _TYPED) else {**schema, "type": "object"}

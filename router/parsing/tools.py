@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from protos.inference_pb2 import Tool
+from router.json_objects import json_object, json_value
 from router.parsing.json_text import as_json, is_unicode
 
 # Python's own parser takes a hundred times the space of what it reads.
@@ -33,10 +34,9 @@ class Tools:
 
 def _properties(schema_json: str) -> Mapping[str, object]:
     try:
-        schema = json.loads(schema_json or "{}")
-    except (ValueError, RecursionError):
+        properties = json_object(schema_json or "{}", "parameters_json").get("properties")
+    except ValueError:
         return {}
-    properties = schema.get("properties") if isinstance(schema, dict) else None
     return properties if isinstance(properties, dict) else {}
 
 
@@ -82,13 +82,9 @@ def typed_json(text: str, types: frozenset[str]) -> str:
 
 def _json(text: str) -> tuple[str, object] | None:
     try:
-        return text, json.loads(text, parse_constant=_no_constant)
-    except (ValueError, RecursionError):
+        return text, json_value(text)
+    except ValueError:
         return None
-
-
-def _no_constant(word: str) -> None:
-    raise ValueError(word)
 
 
 def _python(text: str) -> tuple[str, object] | None:

@@ -14,9 +14,9 @@ import jinja2.runtime
 import jinja2.utils
 from google.protobuf.json_format import Error as JsonError
 from google.protobuf.json_format import MessageToDict
-from pydantic_core import from_json
 
 from protos.inference_pb2 import TOOL_CHOICE_NONE, ChatMessage, ChatPrompt, Tool, ToolCall
+from router.json_objects import json_object
 from router.text.bounded_jinja import BoundedEnvironment
 from runtime.tokenizer.files import TokenizerError
 
@@ -302,12 +302,9 @@ def _template_tool(tool: Tool, place: str) -> dict[str, object]:
 def _json_object(text: str, name: str) -> dict[str, object]:
     """Raises TemplateError."""
     try:
-        value = from_json(text, allow_inf_nan=False)
+        return json_object(text, name)
     except ValueError as error:
-        raise TemplateError(f"{name} is not valid JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise TemplateError(f"{name} is not a JSON object")
-    return value
+        raise TemplateError(str(error)) from None
 
 
 def template_arguments(chat: ChatPrompt) -> dict[str, object]:

@@ -235,10 +235,10 @@ def test_nothing_is_enforced_without_need():
 
 def test_a_schema_that_is_not_json_is_refused_by_the_tools_name():
     chat = ChatPrompt(tools=[Tool(name="f", parameters_json="{")], tool_choice=TOOL_CHOICE_REQUIRED)
-    with pytest.raises(ValueError, match="parameters of tool f are not valid JSON"):
+    with pytest.raises(ValueError, match="parameters_json of tool f is not valid JSON"):
         tool_constraint(TOOL_FORMATS["hermes"], chat)
     chat.tools[0].parameters_json = "[]"
-    with pytest.raises(ValueError, match="parameters of tool f are not a JSON object"):
+    with pytest.raises(ValueError, match="parameters_json of tool f is not a JSON object"):
         tool_constraint(TOOL_FORMATS["hermes"], chat)
 
 

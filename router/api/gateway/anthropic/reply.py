@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from pydantic_core import from_json
-
 from protos import inference_pb2 as pb
 from router.api.gateway.anthropic.errors import message_error
 from router.api.gateway.openai.form import ASSISTANT, Form
 from router.api.gateway.openai.outputs import deltas_of
 from router.api.gateway.openai.reply import Reply, TokenTable, finish_of
+from router.json_objects import json_object
 
 
 class _Block:
@@ -57,10 +56,9 @@ class _Block:
 def _input(arguments: str) -> dict[str, Any]:
     """Returns a call's arguments; those that are no object, because the output broke off, as a text."""
     try:
-        value = from_json(arguments or "{}", allow_inf_nan=False)
+        return json_object(arguments or "{}", "arguments")
     except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
+        return {"INVALID_JSON": arguments}
 
 
 class MessageReply(Reply):

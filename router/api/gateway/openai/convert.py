@@ -1,12 +1,11 @@
 """Converts a request's JSON to the message of gRPC."""
 
-import json
 
-from pydantic_core import from_json
 
 from configs.sampling import LARGEST_LENGTH_PENALTY, MAX_BEAM_WIDTH, MAX_CHOICES, PARAMETERS
 from protos import inference_pb2 as pb
 from router.api.gateway.errors import BadRequestError
+from router.api.gateway.openai.fields import json_text
 from router.api.gateway.openai.media import image_of, video_of
 from router.api.gateway.openai.schemas import (
     BatchChatRequest,
@@ -21,6 +20,7 @@ from router.api.gateway.openai.schemas import (
 )
 from router.api.gateway.openai.structured import constraint_of
 from router.api.gateway.openai.tools import add_tools
+from router.json_objects import json_object
 
 # Fields of the same name in both.
 _SAMPLING = (
@@ -159,7 +159,7 @@ def _chat(request: Chat) -> pb.ChatPrompt:
     if request.reasoning_effort is not None:
         arguments.setdefault("reasoning_effort", request.reasoning_effort)
     if arguments:
-        chat.template_arguments_json = json.dumps(arguments)
+        chat.template_arguments_json = json_text(arguments, "chat_template_kwargs")
     return chat
 
 
@@ -183,7 +183,7 @@ def _fields(message: Message) -> str:
     fields = dict(message.model_extra or {})
     if message.name is not None:
         fields["name"] = message.name
-    return json.dumps(fields) if fields else ""
+    return json_text(fields, "messages") if fields else ""
 
 
 def _calls(message: Message, place: str) -> list[pb.ToolCall]:
@@ -199,11 +199,9 @@ def _calls(message: Message, place: str) -> list[pb.ToolCall]:
 def _check_arguments(text: str, place: str) -> None:
     """Checks a function call's arguments: templates take an object, and choose its form. Raises BadRequestError."""
     try:
-        value = from_json(text or "{}", allow_inf_nan=False)
+        json_object(text or "{}", place)
     except ValueError as error:
-        raise BadRequestError(f"{place} is not valid JSON: {error}", param="messages") from None
-    if not isinstance(value, dict):
-        raise BadRequestError(f"{place} is not a JSON object", param="messages")
+        raise BadRequestError(str(error), param="messages") from None
 
 
 def _message(
