@@ -7,9 +7,15 @@ memory of transformers and torch is freed when it ends.
 import sys
 from pathlib import Path
 
+from runtime.gguf_header import HeaderError, check_file
+
 
 def main(source: Path, target: Path) -> None:
-    """Writes tokenizer.json, tokenizer_config.json and, if there is one, chat_template.jinja into `target`."""
+    """Writes tokenizer.json, tokenizer_config.json and, if there is one, chat_template.jinja into `target`. Raises
+    HeaderError for a damaged GGUF file."""
+    if not source.is_dir():
+        # The gguf library, which transformers reads it with, would fill the memory with an array as long as it says.
+        check_file(source)
     from transformers import AutoTokenizer
 
     if source.is_dir():
@@ -20,4 +26,7 @@ def main(source: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    try:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))
+    except HeaderError as error:
+        sys.exit(str(error))

@@ -29,7 +29,7 @@ def config_from_directory(path: Path, model_impl: ModelImpl = "auto") -> ModelCo
         return config_from_json(raw, read_json(generation) if generation.is_file() else {}, model_impl)
     except KeyError as error:
         raise ValueError(f"{path / 'config.json'}: {error.args[0]} is missing") from None
-    except (TypeError, ValueError, ArithmeticError) as error:
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
         raise ValueError(f"{path / 'config.json'}: {error}") from None
 
 
@@ -44,7 +44,7 @@ def config_from_gguf(
         return _from_gguf(metadata, frozenset(tensor_names), freq_factors)
     except KeyError as error:
         raise ValueError(f"GGUF metadata lacks {error.args[0]}") from None
-    except (TypeError, ArithmeticError) as error:
+    except (TypeError, ArithmeticError, AttributeError, LookupError) as error:
         raise ValueError(f"GGUF metadata is damaged: {error}") from None
 
 
@@ -54,7 +54,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not valid JSON: {error}") from None
     if not isinstance(raw, dict):
         raise ValueError(f"{path}: not a JSON object")

@@ -12,11 +12,11 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from kernels.linear.weights import Weight
+from runtime.gguf_header import HeaderError, StoredTensor, read_header
 from worker.model_config import ModelConfig
 from worker.models.config import config_from_gguf
 from worker.models.registry import gguf_family_of
 from worker.weights.conversion import converted
-from worker.weights.gguf_header import StoredTensor, read_header
 from worker.weights.gguf_weights import INTEGER_KINDS, integer_weight
 from worker.weights.quantization.kinds import Quantization
 from worker.weights.reader import Shape, WeightsError, some
@@ -102,7 +102,10 @@ class GGUFSource:
                 self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:  # ValueError: an empty file cannot be mapped
             raise WeightsError(f"{path}: cannot be read: {error}") from None
-        header = read_header(path, self._data)
+        try:
+            header = read_header(path, self._data)
+        except HeaderError as error:
+            raise WeightsError(str(error)) from None
         unsupported = {
             tensor.kind: f"{tensor.kind.name} ({name})"
             for name, tensor in header.tensors.items()
@@ -121,7 +124,10 @@ class GGUFSource:
             architecture = header.metadata["general.architecture"]
             self._parts: dict[str, Part] = {}
             for name, tensor in stored.items():
-                self._parts |= _parts(hugging_face_names(name, architecture), tensor, self.config)
+                parts = _parts(hugging_face_names(name, architecture), tensor, self.config)
+                if twice := self._parts.keys() & parts:
+                    raise ValueError(f"{min(twice)} is there twice: in {name}, too")
+                self._parts |= parts
         except ValueError as error:
             raise WeightsError(f"{path}: {error}") from None
         self.shapes: dict[str, Shape] = {name: part.shape for name, part in self._parts.items()}

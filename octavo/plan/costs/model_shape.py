@@ -121,7 +121,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise PlanError(f"--model: cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PlanError(f"--model: {path} is not valid JSON: {error}") from None
     if not isinstance(raw, dict):
         raise PlanError(f"--model: {path} holds no JSON object")
@@ -146,12 +146,12 @@ def _from_hub(model: str) -> ModelShape:
 def shape_from_config(raw: Mapping[str, Any], name: str) -> ModelShape:
     """Makes a shape from the contents of a config.json; of a multimodal model, only the text part. Raises PlanError."""
     # Settings of the whole model, such as the quantization, may be missing in the parts of a multimodal one.
-    config = {**raw, **(raw.get("text_config") or raw.get("llm_config") or {})}
     try:
+        config = {**raw, **(raw.get("text_config") or raw.get("llm_config") or {})}
         return _shape(config, name)
     except KeyError as error:
         raise PlanError(f"--model: the config.json of {name} lacks {error.args[0]}") from None
-    except (TypeError, ValueError, ZeroDivisionError) as error:
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise PlanError(f"--model: the config.json of {name} cannot be used: {error}") from None
 
 
@@ -269,13 +269,12 @@ def _quantized_bytes(quantization: Mapping[str, Any] | None, dtype_bytes: float)
 
 
 def _from_gguf(path: Path, name: str) -> ModelShape:
-    from worker.weights.gguf_header import read_header
-    from worker.weights.reader import WeightsError  # its imports take half a second
+    from runtime.gguf_header import HeaderError, read_header  # its imports take half a second
 
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             header = read_header(path, data)
-    except (OSError, WeightsError) as error:
+    except (OSError, HeaderError) as error:
         raise PlanError(f"--model: {error}") from None
     metadata = header.metadata
     prefix = f"{metadata.get('general.architecture')}."

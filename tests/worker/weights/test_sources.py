@@ -1,5 +1,6 @@
 import json
 import os
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,16 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from kernels.linear.weights import Int8Weight
+from runtime.gguf_header import StoredTensor
 from runtime.model_files import ModelFiles, resolve_model
 from tests.support.models.gguf_files import write_gguf
 from tests.support.models.model_runs import ModelRun, relative_error
 from worker.models.gguf_source import GGUFSource, Part
 from worker.models.loader import LoadedModel, load_model
 from worker.weights.digest import dated_digest, files_digest
-from worker.weights.gguf_header import StoredTensor
 from worker.weights.quantization.kinds import Quantization
 from worker.weights.reader import WeightsError
+from worker.weights.safetensors_files import SafetensorsFiles
 from worker.weights.source import DummySource, SourceReader
 
 HIDDEN, HEADS, KV_HEADS, HEAD, FFN, VOCAB = 256, 4, 2, 64, 512, 80
@@ -152,6 +154,51 @@ def test_a_safetensors_file_cut_short(directory: Path, keep: int) -> None:
     file.write_bytes(file.read_bytes()[:keep])
     with pytest.raises(WeightsError, match=r"model\.safetensors: damaged or cut short"):
         _load(directory)
+
+
+def _stored(entries: str, num_bytes: int = 64) -> bytes:
+    return struct.pack("<Q", len(entries)) + entries.encode() + bytes(num_bytes)
+
+
+def _entry(name: str, begin: int, end: int) -> str:
+    return f'"{name}": {{"dtype": "F32", "shape": [{(end - begin) // 4}], "data_offsets": [{begin}, {end}]}}'
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        # Its library takes one of the two.
+        ([_entry("b", 0, 32), _entry("a", 0, 32), _entry("a", 32, 64)], "'a' is there twice"),
+        ([_entry("a", 0, 32), _entry("a", 32, 64)], "damaged"),
+        (['"__metadata__": {"x": "1", "x": "2"}', _entry("a", 0, 64)], "'x' is there twice"),
+        ([_entry("a", 0, 64), _entry("b", 32, 64)], "damaged or cut short"),
+        ([_entry("a", 0, 32), _entry("b", 48, 64)], "damaged or cut short"),
+        ([_entry("a", 0, 2**62)], "damaged or cut short"),
+    ],
+)
+def test_a_safetensors_header_with_two_readings(tmp_path: Path, entries: list[str], words: str) -> None:
+    (tmp_path / "model.safetensors").write_bytes(_stored("{" + ", ".join(entries) + "}"))
+    with pytest.raises(WeightsError, match=rf"model\.safetensors: .*{words}"):
+        SafetensorsFiles(tmp_path)
+
+
+def test_a_tensor_is_in_one_file_the_one_that_the_index_says(tmp_path: Path) -> None:
+    for file, name in (("1.safetensors", "a"), ("2.safetensors", "b")):
+        save_file({name: torch.ones(2), f"{name}.own": torch.ones(2)}, tmp_path / file)
+    assert sorted(SafetensorsFiles(tmp_path).shapes) == ["a", "a.own", "b", "b.own"]
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}')
+    assert sorted(SafetensorsFiles(tmp_path).shapes) == ["a", "a.own", "b", "b.own"]
+    index.write_text('{"weight_map": {"a": "2.safetensors", "b": "1.safetensors"}}')
+    with pytest.raises(WeightsError, match=r"a is in 1\.safetensors, and .*index\.json says 2\.safetensors: keep one"):
+        SafetensorsFiles(tmp_path)
+    index.write_text('{"weight_map": {"a": "1.safetensors", "a": "2.safetensors"}}')
+    with pytest.raises(WeightsError, match=r"index\.json: not an index with a weight_map: 'a' is there twice"):
+        SafetensorsFiles(tmp_path)
+    index.unlink()
+    save_file({"a": torch.zeros(2)}, tmp_path / "3.safetensors")
+    with pytest.raises(WeightsError, match=r"a is in 3\.safetensors, and in 1\.safetensors, too: keep one of them"):
+        SafetensorsFiles(tmp_path)
 
 
 def test_no_weights_and_wrong_formats(directory: Path) -> None:
