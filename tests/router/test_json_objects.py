@@ -90,7 +90,7 @@ READERS: dict[str, tuple[Callable[[str], Any], type[Exception]]] = {
 @pytest.mark.parametrize("reader", READERS)
 def test_what_one_refuses_all_refuse(reader: str, case: str) -> None:
     read, error = READERS[reader]
-    with pytest.raises(error, match="is not valid JSON|is not a JSON object"):
+    with pytest.raises(error, match=r"is not valid JSON|is not a JSON object"):
         read(REFUSED[case])
     assert Tools([Tool(name="f", parameters_json=REFUSED[case])]).types("f", "a") == frozenset()
     assert _input(REFUSED[case]) == {"INVALID_JSON": REFUSED[case]}

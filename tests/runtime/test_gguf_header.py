@@ -1,4 +1,4 @@
-"""Headers of GGUF files from anyone: read as the gguf library does, or refused by the file's name, without its loops."""
+"""Headers of GGUF files from anyone: read as the gguf library reads them, or refused in words."""
 
 import mmap
 import struct
@@ -91,9 +91,7 @@ def test_hostile_headers_are_refused_by_all_readers(case: str, tmp_path: Path) -
         main(path, tmp_path)
 
 
-def test_a_tokenizer_is_not_converted_from_a_damaged_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tokenizer_is_not_converted_from_a_damaged_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a process of its own, as routers do it."""
     monkeypatch.setenv("OCTAVO_CACHE_DIR", str(tmp_path / "cache"))
     path = _file(tmp_path, [_array("tokenizer.ggml.tokens", Type.UINT8, 2**40)], [])

@@ -16,6 +16,8 @@ from worker.models.rope import yarn
 ModelImpl = Literal["auto", "octavo", "transformers"]
 # More than any model has; a damaged file must not make the worker plan billions of layers.
 MAX_LAYERS = 4096
+# Sampling parameters are numbers of 32 bits.
+_MOST_DEFAULT = 2**31
 
 
 def config_from_directory(path: Path, model_impl: ModelImpl = "auto") -> ModelConfig:
@@ -131,7 +133,14 @@ def _of_library(
 
 
 def _sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
-    return SamplingDefaults(**{name: generation.get(name) for name in SamplingDefaults.__dataclass_fields__})
+    """Raises ValueError for what is no number: it would be in every request that leaves the parameter out."""
+    found = {name: generation.get(name) for name in SamplingDefaults.__dataclass_fields__}
+    for name, value in found.items():
+        kinds = (int,) if name == "top_k" else (int, float)
+        if value is None or (isinstance(value, kinds) and not isinstance(value, bool) and abs(value) < _MOST_DEFAULT):
+            continue
+        raise ValueError(f"generation_config.json: {name}={value!r:.40}: a number is expected, or null")
+    return SamplingDefaults(**found)
 
 
 def _ids(value: Any) -> list[int]:

@@ -7,6 +7,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from octavo.plan.costs.model_shape import read_shape
+from octavo.plan.errors import PlanError
 from worker.layers.rotary import rope_frequencies
 from worker.model_config import ModelConfig, SamplingDefaults
 from worker.models.config import config_from_directory, config_from_gguf
@@ -112,10 +114,56 @@ def test_a_missing_number_is_named(tmp_path: Path) -> None:
         _read(tmp_path, {key: value for key, value in CONFIG.items() if key != "hidden_size"})
 
 
-def test_damaged_json_is_named(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"architectures": [')
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"architectures": [',
+        b"\xef\xbb\xbf{}",
+        b'{"a": "\xff"}',
+        b'{"a": ' + b"9" * 5000 + b"}",
+        b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    ],
+)
+def test_damaged_json_is_named(tmp_path: Path, data: bytes) -> None:
+    """By workers and by `octavo plan`, which read the same files."""
+    (tmp_path / "config.json").write_bytes(data)
     with pytest.raises(ValueError, match=r"config.json: not valid JSON"):
         config_from_directory(tmp_path)
+    with pytest.raises(PlanError, match=r"config.json is not valid JSON"):
+        read_shape(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "generation_config.json").write_bytes(data)
+    with pytest.raises(ValueError, match=r"generation_config.json: not valid JSON"):
+        config_from_directory(tmp_path)
+
+
+@pytest.mark.parametrize("name", [*CONFIG, "text_config", "quantization_config", "rope_scaling", "rope_theta"])
+def test_values_of_any_kind_are_read_or_refused_by_the_files_name(tmp_path: Path, name: str) -> None:
+    for value in (float("inf"), float("nan"), -1, 2**70, 1e300, "x", [], [1], {}, {"a": 1}, True, None):
+        (tmp_path / "config.json").write_text(json.dumps(CONFIG | {name: value}))
+        for read, error in ((config_from_directory, ValueError), (lambda path: read_shape(str(path)), PlanError)):
+            try:
+                read(tmp_path)
+            except error as refused:
+                assert "config.json" in str(refused)  # noqa: PT017 - most values are read
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", float("nan")),
+        ("top_p", float("inf")),
+        ("top_k", 1.5),
+        ("top_k", True),
+        ("top_k", 2**40),
+        ("min_p", "x"),
+        ("repetition_penalty", [1]),
+    ],
+)
+def test_defaults_of_sampling_are_numbers(tmp_path: Path, name: str, value: Any) -> None:
+    """They would be in every request."""
+    with pytest.raises(ValueError, match=rf"generation_config\.json: {name}=.*: a number is expected"):
+        _read(tmp_path, CONFIG, {name: value})
 
 
 def test_gguf_metadata() -> None:
