@@ -11,7 +11,7 @@ from protos.inference_pb2 import (
     ToolChoice,
 )
 from router.errors import InvalidRequest
-from router.json_objects import json_object
+from runtime.grammar.json_text import json_object
 
 MAX_TOOLS = 1024
 # Bytes of all tools together, and of all calls in a chat's messages.

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from protos.inference_pb2 import Tool
-from router.json_objects import json_object, json_value
 from router.parsing.json_text import as_json, is_unicode
+from runtime.grammar.json_text import finite_json, json_object
 
 # Python's own parser takes a hundred times the space of what it reads.
 _MAX_LITERAL_CHARS = 16 * 1024
@@ -82,7 +82,7 @@ def typed_json(text: str, types: frozenset[str]) -> str:
 
 def _json(text: str) -> tuple[str, object] | None:
     try:
-        return text, json_value(text)
+        return text, finite_json(text)
     except ValueError:
         return None
 

@@ -16,8 +16,8 @@ from google.protobuf.json_format import Error as JsonError
 from google.protobuf.json_format import MessageToDict
 
 from protos.inference_pb2 import TOOL_CHOICE_NONE, ChatMessage, ChatPrompt, Tool, ToolCall
-from router.json_objects import json_object
 from router.text.bounded_jinja import BoundedEnvironment
+from runtime.grammar.json_text import json_object
 from runtime.tokenizer.files import TokenizerError
 
 # The names under which templates know special tokens, as in transformers.

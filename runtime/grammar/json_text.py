@@ -1,4 +1,9 @@
-"""JSON texts of clients: read strictly, and written in one form."""
+"""JSON texts of clients: read strictly, and written in one form.
+
+Schemas of constraints are read by `read_json`; schemas of tools, arguments of calls and what only templates know by
+`json_object`. All that read such a text read it here: what was checked is then what is used. Python's own reader takes
+NaN, 1e999 and half of a surrogate pair, which can't be written again for a template, a grammar or a client.
+"""
 
 import json
 import re
@@ -6,11 +11,15 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 from urllib.parse import quote
 
+from pydantic_core import from_json
+
 from runtime.grammar.bounds import MAX_DEPTH, MAX_TEXT_BYTES
 from runtime.grammar.engine import ConstraintError
 
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _BRACKETS = re.compile(r"[\[{]|[\]}]")
+# Only such a number can be beyond a double.
+_LARGE_NUMBER = re.compile(r"\d[eE]|\d{309}")
 
 
 def check_size(text: str, field: str) -> None:
@@ -60,6 +69,37 @@ def read_json(text: str, field: str) -> Any:
     except ValueError as error:
         raise ConstraintError(f"{field} is not valid JSON: {error}") from None
     return value
+
+
+def finite_json(text: str) -> Any:
+    """Returns the value of a JSON text: finite numbers, whole characters, at most 200 deep; of names that repeat, the
+    last one counts. Raises ValueError, which does not say what the text is."""
+    try:
+        value = from_json(text, allow_inf_nan=False)
+    except TypeError:
+        raise ValueError("it has half of a surrogate pair") from None
+    if _LARGE_NUMBER.search(text):
+        _check_finite(value)
+    return value
+
+
+def json_object(text: str, name: str) -> dict[str, Any]:
+    """Returns the object that a text is; see `finite_json`. Raises ValueError, which begins with the text's name."""
+    try:
+        value = finite_json(text)
+    except ValueError as error:
+        raise ValueError(f"{name} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is not a JSON object")
+    return value
+
+
+def _check_finite(value: Any) -> None:
+    """Raises ValueError. Integers are written, too: Python refuses those of more than 4300 digits."""
+    try:
+        write_json(value)
+    except ValueError:
+        raise ValueError("it has a number beyond a double") from None
 
 
 def write_json(value: Any) -> str:

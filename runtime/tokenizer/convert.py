@@ -7,7 +7,7 @@ memory of transformers and torch is freed when it ends.
 import sys
 from pathlib import Path
 
-from runtime.gguf_header import HeaderError, check_file
+from runtime.tokenizer.gguf_header import HeaderError, check_file
 
 
 def main(source: Path, target: Path) -> None:

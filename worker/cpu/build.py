@@ -21,7 +21,7 @@ from worker.cpu.runner import Runner
 from worker.encoders.cache import EncoderCache
 from worker.encoders.encoder import Encoder
 from worker.encoders.items import Items
-from worker.encoders.sizes import LOWER_LIMITS, ItemMemory
+from worker.encoders.sizes import LOWER_LIMITS, MOST_BYTES_A_PIXEL, ItemMemory
 from worker.errors import PermanentError
 from worker.layers.forward_context import ExpertLoad
 from worker.layers.kv_cache import KVCache
@@ -179,9 +179,10 @@ def _items(options: Options, encoder: Encoder, memory: ItemMemory) -> Items:
     sizes = memory.sizes
     _log.info(
         "images and videos: the encoder's weights take %.2f GiB, and items %.2f GiB, %s kv_cache_memory=%g; the "
-        "largest of up to %d tokens is %s",
+        "largest of up to %d tokens is %s; to decode one image of max_item_pixels=%d takes up to %.2f GiB more",
         encoder.weight_bytes / 2**30, memory.num_bytes / 2**30,
         "of" if items_share_cache(options) else "beside", options.kv_cache_memory, sizes.most_tokens, sizes.description,
+        options.max_item_pixels, _decoding_bytes(options) / 2**30,
     )  # fmt: skip
     if not items_share_cache(options):
         _warn_of_memory(options, memory)
@@ -190,14 +191,21 @@ def _items(options: Options, encoder: Encoder, memory: ItemMemory) -> Items:
     return Items(encoder, cache, most_input_bytes=sizes.input_bytes)
 
 
+def _decoding_bytes(options: Options) -> int:
+    """Returns the most that an image takes until it is resized; they are decoded one at a time."""
+    return MOST_BYTES_A_PIXEL * options.max_item_pixels
+
+
 def _warn_of_memory(options: Options, memory: ItemMemory) -> None:
     """Logs a warning if this machine may not have the memory of items beside that of KV blocks."""
     import psutil  # takes 20 ms, and most models have no items
 
-    needed, available = memory.num_bytes + int(options.kv_cache_memory * 2**30), psutil.virtual_memory().available
+    needed = memory.num_bytes + _decoding_bytes(options) + int(options.kv_cache_memory * 2**30)
+    available = psutil.virtual_memory().available
     if needed > available:
         _log.warning(
-            "the largest image or video and the KV blocks may take %.1f GiB together, and %.1f GiB are available: use "
-            "a lower limit_mm_per_prompt, such as %s, or a lower max_model_len",
+            "the largest image or video, an image that is decoded and the KV blocks may take %.1f GiB together, and "
+            "%.1f GiB are available: use a lower limit_mm_per_prompt, such as %s, or a lower max_model_len or "
+            "max_item_pixels",
             needed / 2**30, available / 2**30, LOWER_LIMITS,
         )  # fmt: skip

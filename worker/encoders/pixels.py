@@ -53,8 +53,8 @@ class Pixels:
 class Frames:
     """An item's files, whose headers were read: an image, or the frames of a video.
 
-    They are decoded one at a time, when they are asked for: an image takes up to 20 bytes a pixel (WebP; other formats
-    up to 12) until it is resized.
+    They are decoded one at a time, when they are asked for: each takes up to worker.encoders.sizes.MOST_BYTES_A_PIXEL
+    until it is resized.
     """
 
     def __init__(self, data: ItemData) -> None:

@@ -16,6 +16,9 @@ _log = logging.getLogger("octavo.worker")
 
 # Schedulers ask for inputs of so many times encoder_cache_size embeddings ahead of their turn.
 _INPUTS = 2
+# What an image takes while it is decoded, for each pixel in its file: libwebp has two canvases and the pixels that it
+# decodes, Pillow two copies. Other formats take 12 at most.
+MOST_BYTES_A_PIXEL = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from kernels.linear.weights import Weight
-from runtime.gguf_header import HeaderError, StoredTensor, read_header
+from runtime.tokenizer.gguf_header import HeaderError, StoredTensor, read_header
 from worker.model_config import ModelConfig
 from worker.models.config import config_from_gguf
 from worker.models.registry import gguf_family_of

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from worker.weights.reader import Shape, WeightsError, some
 
 INDEX = "model.safetensors.index.json"
-# Of the header, in front of it.
+# The length of the header, in front of it.
 _LENGTH = struct.Struct("<Q")
 
 

@@ -269,7 +269,7 @@ def _quantized_bytes(quantization: Mapping[str, Any] | None, dtype_bytes: float)
 
 
 def _from_gguf(path: Path, name: str) -> ModelShape:
-    from runtime.gguf_header import HeaderError, read_header  # its imports take half a second
+    from runtime.tokenizer.gguf_header import HeaderError, read_header  # its imports take half a second
 
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -99,6 +99,7 @@ def test_starts_with_defaults(
     assert runner.items is not None
     assert runner.model_info.num_blocks == built(NO_ITEMS).model_info.num_blocks
     assert "beside kv_cache_memory=1; the largest of up to 1024 tokens is" in caplog.text
+    assert "to decode one image of max_item_pixels=40000000 takes up to 0.75 GiB more" in caplog.text
 
 
 def test_a_machine_without_the_memory_is_warned_of(
@@ -111,7 +112,7 @@ def test_a_machine_without_the_memory_is_warned_of(
     build(2**31)
     assert "may take" not in caplog.text
     build(2**30)
-    assert "the largest image or video and the KV blocks may take 1.0 GiB together, and 1.0 GiB are" in caplog.text
+    assert "an image that is decoded and the KV blocks may take 1.8 GiB together, and 1.0 GiB are" in caplog.text
 
 
 def test_prompts_are_as_long_as_the_memory_beside_their_items_allows(

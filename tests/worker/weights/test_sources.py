@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from kernels.linear.weights import Int8Weight
-from runtime.gguf_header import StoredTensor
 from runtime.model_files import ModelFiles, resolve_model
+from runtime.tokenizer.gguf_header import StoredTensor
 from tests.support.models.gguf_files import write_gguf
 from tests.support.models.model_runs import ModelRun, relative_error
 from worker.models.gguf_source import GGUFSource, Part

@@ -7,7 +7,7 @@ from router.api.gateway.anthropic.errors import message_error
 from router.api.gateway.openai.form import ASSISTANT, Form
 from router.api.gateway.openai.outputs import deltas_of
 from router.api.gateway.openai.reply import Reply, TokenTable, finish_of
-from router.json_objects import json_object
+from runtime.grammar.json_text import json_object
 
 
 class _Block:

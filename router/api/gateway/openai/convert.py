@@ -20,7 +20,7 @@ from router.api.gateway.openai.schemas import (
 )
 from router.api.gateway.openai.structured import constraint_of
 from router.api.gateway.openai.tools import add_tools
-from router.json_objects import json_object
+from runtime.grammar.json_text import json_object
 
 # Fields of the same name in both.
 _SAMPLING = (

@@ -14,11 +14,11 @@ from router.api.gateway.openai.convert import _check_arguments
 from router.api.gateway.openai.fields import json_text
 from router.errors import InvalidConstraint, InvalidRequest
 from router.intake.tools import check_tools
-from router.json_objects import json_object, json_value
 from router.parsing.families import TOOL_FORMATS
 from router.parsing.grammar import tool_constraint
 from router.parsing.tools import Tools, typed_json
 from router.text.chat_template import TemplateError, template_arguments
+from runtime.grammar.json_text import finite_json, json_object
 
 REFUSED = {
     "a number beyond a double": '{"properties": {"a": {"const": 1e999}}}',
@@ -111,10 +111,10 @@ def test_what_one_takes_all_take_with_the_same_value(case: str) -> None:
 def test_numbers_are_finite_wherever_they_stand() -> None:
     for text in ("1e400", "[1, -1E+309]", '{"a": {"b": [0.1e310]}}', "9" * 308 + "e1", "9" * 310 + ".5"):
         with pytest.raises(ValueError, match="a number beyond a double"):
-            json_value(text)
+            finite_json(text)
     # Digits that are no number.
-    assert json_value('["1e999", "' + "9" * 400 + '"]') == ["1e999", "9" * 400]
-    assert json_value("1e-999") == 0.0
+    assert finite_json('["1e999", "' + "9" * 400 + '"]') == ["1e999", "9" * 400]
+    assert finite_json("1e-999") == 0.0
 
 
 def test_an_argument_that_no_client_can_read_is_a_text() -> None:

@@ -13,10 +13,10 @@ from gguf import GGUFValueType as Type
 
 from octavo.plan.costs.model_shape import read_shape
 from octavo.plan.errors import PlanError
-from runtime.gguf_header import GGUFHeader, HeaderError, check_file, read_header
 from runtime.model_files import ModelFiles
 from runtime.tokenizer.convert import main
 from runtime.tokenizer.files import TokenizerError, tokenizer_directory
+from runtime.tokenizer.gguf_header import GGUFHeader, HeaderError, check_file, read_header
 from worker.models.gguf_source import GGUFSource
 from worker.weights.reader import WeightsError
 
