@@ -1,7 +1,5 @@
 """Converts a request's JSON to the message of gRPC."""
 
-
-
 from configs.sampling import LARGEST_LENGTH_PENALTY, MAX_BEAM_WIDTH, MAX_CHOICES, PARAMETERS
 from protos import inference_pb2 as pb
 from router.api.gateway.errors import BadRequestError
