@@ -86,9 +86,9 @@ class Receiving(grpc.aio.ServerInterceptor):
         if getattr(handler.unary_unary, "writes_answer", False):
 
             async def answer_itself(requests: object, context: grpc.aio.ServicerContext) -> None:
-                async with self._received(context) as message:
+                async with self._received(parse, plan, context) as message:
                     try:
-                        await handler.unary_unary(await self._parsed(parse, message), context)
+                        await handler.unary_unary(message.pop(), context)
                     except grpc.aio.AbortError as error:
                         raise _without_frames(error) from None
 

@@ -61,7 +61,7 @@ FLOORS = {
     )
 }
 # The most entries of a folder: about twelve, more where each entry is one item of a kind.
-MOST_ENTRIES = 13
+MOST_ENTRIES = 20
 MORE_ENTRIES = {
     "benchmarks.faults": 14, "benchmarks.gpu.ops": 17, "octavo": 14, "octavo.cli": 14, "router": 14, "runtime": 16,
     "worker": 14, "worker.models.families": 14,
