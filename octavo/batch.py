@@ -9,7 +9,7 @@ import httpx2
 
 from router.batches.journal import Journal, JournalError, counts_of
 from router.batches.lines import LineReader, summary_of
-from router.batches.run import BatchRun
+from router.batches.run import BatchRun, Later, PassEnd
 from router.batches.sending import Sender, SendingError
 
 # The router's own limit, max_message_bytes, may be lower: it then refuses the line.
@@ -74,14 +74,18 @@ async def compute(job: Job, url: str, api_key: str, on_progress: OnProgress = la
     try:
         num_kept = journal.num_lines
         on_progress(summary.num_lines, num_kept)
-        with LineReader(job.input, _MOST_LINE_BYTES) as reader:
-            async with _client(job, url, api_key) as client:
-                run = BatchRun(
-                    summary.digest, reader, journal, journal, Sender(client, retry_for=job.retry_for).send,
-                    concurrency=job.concurrency,
-                    on_line=lambda _: on_progress(summary.num_lines, journal.num_lines),
-                )  # fmt: skip
-                await run.run()
+        async with _client(job, url, api_key) as client:
+            send, later, end = Sender(client, patience=job.retry_for).send, Later(), PassEnd.LINES_LEFT
+            while end is not PassEnd.ALL_DONE:
+                num_before = journal.num_lines
+                with LineReader(job.input, _MOST_LINE_BYTES) as reader:
+                    run = BatchRun(
+                        summary.digest, reader, journal, journal, send, concurrency=job.concurrency, later=later,
+                        on_line=lambda _: on_progress(summary.num_lines, journal.num_lines),
+                    )  # fmt: skip
+                    end = await run.run()
+                if end is PassEnd.LINES_LEFT and journal.num_lines == num_before:
+                    raise SendingError(later.reason)
         journal.publish(job.output)
         return Outcome(journal.num_lines, journal.num_successes, num_kept)
     except (SendingError, JournalError, OSError) as error:

@@ -34,6 +34,17 @@ class _Written(msgspec.Struct):
     error: Any = None
 
 
+class _Status(msgspec.Struct):
+    status_code: int
+
+
+class _ReadBack(msgspec.Struct):
+    """What is read of a written line. The answer itself is skipped: no number or text in it can be out of range."""
+
+    id: str
+    response: _Status | None
+
+
 def line_id(key: str, number: int) -> str:
     """Returns the id of a line; it is also its request's. key: a digest of the batch."""
     return f"batch_req_{key[:KEY_DIGITS]}_{number}"
@@ -42,14 +53,19 @@ def line_id(key: str, number: int) -> str:
 def answer_line(key: str, line: Line, status: int, body: bytes, *, is_own: bool = False) -> bytes:
     """Returns the output line of a request that a server has answered. is_own: this process: it is JSON on one line.
 
-    The body is taken over a part at a time: a thread that does so holds up no other one."""
-    own_id, is_own = line_id(key, line.number), is_own and bool(body)
-    taken = msgspec.Raw(_HERE) if is_own else _as_json(body)
-    written = _encode(_Written(own_id, line.custom_id, _Response(status, own_id, taken)))
-    if not is_own:
-        return written
-    before, _, after = written.partition(_HERE)
-    return b"".join([before, *map(_on_one_line, _parts(body)), after])
+    The body of an own answer is taken over a part at a time: a thread that does so holds up no other one."""
+    own_id = line_id(key, line.number)
+    if is_own and body:
+        written = _encode(_Written(own_id, line.custom_id, _Response(status, own_id, msgspec.Raw(_HERE))))
+        before, _, after = written.partition(_HERE)
+        return b"".join([before, *map(_on_one_line, _parts(body)), after])
+    try:
+        written = _encode(_Written(own_id, line.custom_id, _Response(status, own_id, _as_json(body))))
+        read_back(key, written)
+    except RecursionError:
+        # The answer is nested as deeply as JSON may be, and is now within a line.
+        written = _encode(_Written(own_id, line.custom_id, _Response(status, own_id, body.decode(errors="replace"))))
+    return written
 
 
 def problem_line(key: str, line: Line, problem: Problem) -> bytes:
@@ -75,7 +91,7 @@ def read_back(key: str, line: bytes) -> tuple[int, bool]:
 
     Raises msgspec.DecodeError if it is not whole, OtherOutputError if another batch wrote it.
     """
-    written = msgspec.json.decode(line, type=_Written)
+    written = msgspec.json.decode(line, type=_ReadBack)
     found = _ID.fullmatch(written.id)
     if found is None or found[1] != key[:KEY_DIGITS]:
         raise OtherOutputError(f"a line has the id {written.id[:80]!r}: the output of another batch")
@@ -96,6 +112,8 @@ def _as_json(body: bytes) -> Any:
 
 def _checked(body: bytes) -> bytes:
     msgspec.json.decode(body, type=msgspec.Raw)
+    # Strings that are skipped are not looked at.
+    body.decode()
     return body
 
 

@@ -1,6 +1,7 @@
 """A file of whole lines that grows and outlives a kill of its writer at any moment."""
 
 import asyncio
+import contextlib
 import fcntl
 import os
 from collections.abc import Sequence
@@ -31,20 +32,25 @@ class Journal:
         self._pending: list[bytes] = []
         self._num_asked = self._num_kept = 0
         self._turn = asyncio.Lock()
+        # Why a write has failed: lines that waited with it are not on the disk, either.
+        self._broken: JournalError | None = None
         self._thread = ThreadPoolExecutor(1, "journal")
         try:
             self._file = _locked(path)
         except OSError as error:
-            raise self._failure(error) from None
+            raise self._failure(error) from error
         try:
             self.size = self._recover(key)
             os.ftruncate(self._file, self.size)
         except OSError as error:
             os.close(self._file)
-            raise self._failure(error) from None
+            raise self._failure(error) from error
         except OtherOutputError as error:
             os.close(self._file)
             raise JournalError(f"{str(path)!r}: {error}; remove the file, or name another output") from None
+        except BaseException:
+            os.close(self._file)
+            raise
 
     def __contains__(self, number: int) -> bool:
         return number < len(self._has) and bool(self._has[number])
@@ -55,6 +61,8 @@ class Journal:
         self._num_asked += 1
         place = self._num_asked
         async with self._turn:
+            if self._broken is not None:
+                raise self._broken
             if self._num_kept < place:
                 lines, self._pending = self._pending, []
                 await asyncio.get_running_loop().run_in_executor(self._thread, self._write, lines)
@@ -95,7 +103,7 @@ class Journal:
                     break
                 try:
                     number, is_success = read_back(key, line)
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     # A machine that failed may leave more than one torn line.
                     break
                 self._note(number, is_success)
@@ -110,9 +118,11 @@ class Journal:
                 done += os.write(self._file, data[done:])
             os.fsync(self._file)
         except OSError as error:
-            # A full disk may take a part of it.
-            os.ftruncate(self._file, self.size)
-            raise self._failure(error) from None
+            self._broken = self._failure(error)
+            # A full disk may take a part of it. If this fails, too, the next one to open the file cuts that off.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, self.size)
+            raise self._broken from error
         self.size += num_bytes
 
     def _failure(self, error: OSError) -> JournalError:
@@ -132,7 +142,7 @@ def counts_of(path: Path, key: str) -> tuple[int, int]:
                 num_successes += read_back(key, line)[1]
     except OSError as error:
         raise JournalError(f"{str(path)!r}: {error.strerror or error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, OtherOutputError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OtherOutputError):
         raise JournalError(
             f"{str(path)!r} is there already, and is not the output of this batch: remove it, or name another output"
         ) from None

@@ -4,13 +4,15 @@ The file is never held as a whole: only a digest of each custom_id is, 8 bytes i
 """
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import msgspec
+
+log = logging.getLogger("octavo.router.batches")
 
 # Endpoints that a line may name.
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
@@ -18,6 +20,7 @@ MAX_CUSTOM_ID_CHARS = 512
 _SHOWN_CHARS = 80
 _CHUNK = 2**20
 _BOM = b"\xef\xbb\xbf"
+_NO_STREAM = (b"null", b"false")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +43,21 @@ class Line:
 
 
 class _Asked(msgspec.Struct):
-    custom_id: Any = None
-    method: Any = "POST"
-    url: Any = None
+    # Raw: a value that can't be decoded, or is large, costs nothing before it is known what it should be.
+    custom_id: msgspec.Raw = msgspec.Raw(b"null")
+    method: msgspec.Raw = msgspec.Raw(b'"POST"')
+    url: msgspec.Raw = msgspec.Raw(b"null")
     body: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Body(msgspec.Struct):
-    stream: Any = None
+    stream: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _BadLine(Exception):
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.problem = Problem(code, message)
 
 
 class LineReader:
@@ -84,61 +94,90 @@ class LineReader:
             pass
 
     def _line(self, text: bytes) -> Line:
+        """Reads a line. Everything that depends on its bytes happens inside: whatever is raised is the line's error."""
+        custom_id = None
         try:
             asked = msgspec.json.decode(text, type=_Asked)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            custom_id = _text(asked.custom_id, 1, MAX_CUSTOM_ID_CHARS)
+            if custom_id is None:
+                message = f"custom_id={_shown(asked.custom_id)}: use a text of 1 to {MAX_CUSTOM_ID_CHARS} characters"
+                raise _BadLine("invalid_custom_id", message)
+            url, body = self._checked(asked, custom_id)
+            return Line(self._number, custom_id, url, body)
+        except _BadLine as error:
+            problem = error.problem
+        except RecursionError:
+            problem = Problem("invalid_json_line", "the line is nested too deeply")
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             # A ValidationError, too: JSON that is no object.
-            what = "is nested too deeply" if isinstance(error, RecursionError) else f"is no JSON object: {error}"
-            return Line(self._number, problem=Problem("invalid_json_line", f"the line {what}"))
-        custom_id = asked.custom_id
-        if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_CUSTOM_ID_CHARS:
-            message = f"custom_id={_shown(custom_id)}: use a text of 1 to {MAX_CUSTOM_ID_CHARS} characters"
-            return Line(self._number, problem=Problem("invalid_custom_id", message))
-        problem = self._problem(asked, custom_id)
-        if problem is not None:
-            return Line(self._number, custom_id, problem=problem)
-        return Line(self._number, custom_id, asked.url, bytes(asked.body))
+            problem = Problem("invalid_json_line", f"the line is no JSON object: {error}")
+        except Exception as error:
+            log.exception("line %d of a batch can't be read", self._number)
+            problem = Problem("invalid_json_line", f"the line can't be read: {type(error).__name__}")
+        return Line(self._number, custom_id, problem=problem)
 
-    def _problem(self, asked: _Asked, custom_id: str) -> Problem | None:
-        digest = hashlib.blake2b(custom_id.encode(errors="surrogatepass"), digest_size=8).digest()
+    def _checked(self, asked: _Asked, custom_id: str) -> tuple[str, bytes]:
+        """Returns the url and the body. Raises _BadLine, msgspec.DecodeError, UnicodeDecodeError, RecursionError."""
+        digest = hashlib.blake2b(custom_id.encode(), digest_size=8).digest()
         if digest in self._custom_ids:
-            message = f"custom_id={_shown(custom_id)} is also that of an earlier line: give each line its own"
-            return Problem("duplicate_custom_id", message)
+            message = f"custom_id={_shown(asked.custom_id)} is also that of an earlier line: give each line its own"
+            raise _BadLine("duplicate_custom_id", message)
         self._custom_ids.add(digest)
-        if asked.method != "POST":
-            return Problem("invalid_method", f"method={_shown(asked.method)}: use 'POST'")
-        if asked.url not in self._endpoints:
-            return Problem("invalid_url", f"url={_shown(asked.url)}: use {' or '.join(map(repr, self._endpoints))}")
+        if _text(asked.method) != "POST":
+            raise _BadLine("invalid_method", f"method={_shown(asked.method)}: use 'POST'")
+        url = _text(asked.url)
+        if url is None or url not in self._endpoints:
+            allowed = " or ".join(map(repr, self._endpoints))
+            raise _BadLine("invalid_url", f"url={_shown(asked.url)}: use {allowed}")
         body = bytes(asked.body)
         if not body.startswith(b"{"):
-            return Problem("invalid_body", f"body={_shown(body[:_SHOWN_CHARS])}: use an object, the request's fields")
-        if msgspec.json.decode(body, type=_Body).stream:
-            return Problem("invalid_body", "body.stream=true: the answers of a batch come whole; leave it out")
+            raise _BadLine("invalid_body", f"body={_shown(asked.body)}: use an object, the request's fields")
+        # Anything else could be read as true.
+        stream = msgspec.json.decode(body, type=_Body).stream
+        if bytes(stream) not in _NO_STREAM:
+            message = f"body.stream={_shown(stream)}: the answers of a batch come whole; leave it out"
+            raise _BadLine("invalid_body", message)
+        return url, body
+
+
+def _text(value: msgspec.Raw, least_chars: int = 0, most_chars: int = _SHOWN_CHARS) -> str | None:
+    """Returns a JSON string of so many characters; None: it is something else. Raises UnicodeDecodeError."""
+    raw = memoryview(value)
+    # A character may be two escapes of six bytes.
+    if raw.nbytes > 12 * most_chars + 2 or raw[:1] != b'"':
         return None
+    text: str = msgspec.json.decode(raw, type=str)
+    return text if least_chars <= len(text) <= most_chars else None
 
 
-def _shown(value: object) -> str:
-    text = value.decode(errors="replace") if isinstance(value, bytes) else repr(value)
-    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
+def _shown(value: msgspec.Raw) -> str:
+    raw = memoryview(value)
+    text = bytes(raw[:_SHOWN_CHARS]).decode(errors="replace")
+    return text if raw.nbytes <= _SHOWN_CHARS else f"{text}..."
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A batch's file at a glance. digest: of its bytes. num_lines: those that are not empty."""
+    """A batch's file at a glance. digest: of its bytes. num_lines: those that are not empty. is_whole: all was read."""
 
     digest: str
     num_lines: int
+    is_whole: bool = True
 
 
-def summary_of(path: Path) -> Summary:
-    """Reads the file once. Raises OSError."""
-    digest, num_lines, is_empty = hashlib.sha256(), 0, True
+def summary_of(path: Path, most_lines: int = 2**63) -> Summary:
+    """Reads the file once. most_lines: after so many, with empty ones, no more is read. Raises OSError."""
+    digest, num_lines, num_all, is_empty, bom = hashlib.sha256(), 0, 0, True, _BOM
     with path.open("rb") as file:
         while part := file.readline(_CHUNK):
+            if num_all >= most_lines:
+                return Summary(digest.hexdigest(), num_lines, is_whole=False)
             digest.update(part)
             # A line longer than a chunk comes in several.
-            is_empty = is_empty and not part.removeprefix(_BOM).strip()
+            is_empty = is_empty and not part.removeprefix(bom).strip()
+            bom = b""
             if part.endswith(b"\n"):
                 num_lines += not is_empty
+                num_all += 1
                 is_empty = True
     return Summary(digest.hexdigest(), num_lines + (not is_empty))

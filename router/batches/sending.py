@@ -1,8 +1,10 @@
-"""Sends a line's request until a server has answered it."""
+"""Sends a line's request until a server has answered it, or others should have their turn."""
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Collection
+from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
 from typing import NoReturn
 
@@ -22,8 +24,21 @@ FATAL = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 _MOST_S = 60.0
 
 
+# Answers that say nothing about their request: the server is full, or not ready.
+_BUSY = frozenset({HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE})
+
+
 class SendingError(Exception):
-    """A request found no server that answers it, for so long that the batch stops; it can go on later."""
+    """No line finds a server that answers it, so the batch stops; it can go on later."""
+
+
+class PutOff(Exception):
+    """A request has been tried for as long as one may at a time; others go first. answer: the last one, if it was one;
+    None: there was none. is_its_own: it may come from the request itself, not from the server's state."""
+
+    def __init__(self, message: str, answer: tuple[int, bytes] | None, *, is_its_own: bool) -> None:
+        super().__init__(message)
+        self.answer, self.is_its_own = answer, is_its_own
 
 
 class Sender:
@@ -31,21 +46,23 @@ class Sender:
         self,
         client: httpx2.AsyncClient,
         *,
-        retry_for: float | None = None,
+        patience: float,
         fatal: Collection[int] = FATAL,
+        gate: AbstractAsyncContextManager[object] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """client: its base_url is the server's. retry_for: seconds until a request gives up; None: never. fatal:
-        statuses after which the batch stops."""
-        self._client, self._retry_for, self._fatal, self._clock = client, retry_for, fatal, clock
+        """client: its base_url is the server's. patience: seconds for which a request is tried at a time. fatal:
+        statuses after which the batch stops. gate: held while a request is under way, not between two tries."""
+        self._client, self._patience, self._fatal, self._clock = client, patience, fatal, clock
+        self._gate = contextlib.nullcontext() if gate is None else gate
         self._backoff = tenacity.wait_random_exponential(multiplier=0.2, max=5.0)
 
     async def send(self, url: str, body: bytes, request_id: str) -> tuple[int, bytes]:
-        """Returns the status and the body of the answer. Raises SendingError."""
+        """Returns the status and the body of the answer. Raises PutOff, SendingError."""
         began = self._clock()
 
         def must_stop(state: tenacity.RetryCallState) -> bool:
-            return self._retry_for is not None and self._clock() - began + state.upcoming_sleep > self._retry_for
+            return self._clock() - began + state.upcoming_sleep > self._patience
 
         retrying = tenacity.AsyncRetrying(
             retry=tenacity.retry_if_exception_type(httpx2.TransportError)
@@ -61,7 +78,8 @@ class Sender:
 
     async def _post(self, url: str, body: bytes, request_id: str) -> httpx2.Response:
         headers = {"content-type": "application/json", "x-request-id": request_id}
-        return await self._client.post(url, content=body, headers=headers)
+        async with self._gate:
+            return await self._client.post(url, content=body, headers=headers)
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
         backoff = self._backoff(state)
@@ -80,10 +98,12 @@ def _give_up(state: tenacity.RetryCallState) -> NoReturn:
     assert state.outcome is not None
     error = state.outcome.exception()
     if error is not None:
-        said = f"{type(error).__name__}: {error}"
+        told, said = None, f"{type(error).__name__}: {error}"
     else:
         answer = state.outcome.result()
-        said = f"status {answer.status_code}: {answer.text[:500]}"
-    raise SendingError(
-        f"no answer after {state.attempt_number} tries, {state.seconds_since_start or 0:.0f} s; the last: {said}"
+        told, said = (answer.status_code, answer.content), f"status {answer.status_code}: {answer.text[:500]}"
+    raise PutOff(
+        f"no answer after {state.attempt_number} tries, {state.seconds_since_start or 0:.0f} s; the last: {said}",
+        told,
+        is_its_own=told is None or told[0] not in _BUSY,
     )

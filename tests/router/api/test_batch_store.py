@@ -59,9 +59,12 @@ def test_an_entry_of_the_queue_has_one_holder_and_is_removed_when_its_batch_neve
     store, made = BatchStore(tmp_path, 2**20), record()
     folder = store.batch_folder("t", made.id)
     assert folder is not None
-    store.enqueue(folder)
+    made_claim = Claim.make(store.entry_of(folder))
     ((entry, found),) = store.queue()
     assert found == folder
+    # Nobody takes it while it is made.
+    assert Claim.take(entry) is None
+    made_claim.release()
     claim = Claim.take(entry)
     assert claim is not None
     assert Claim.take(entry) is None

@@ -15,7 +15,7 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from router.api.gateway.batches.records import ENDED, Batch, Record, shown_file
+from router.api.gateway.batches.records import ENDED, Batch, Record, create, shown_file
 from router.api.gateway.batches.runner import Runner
 from router.api.gateway.batches.store import BatchStore, StoredFile, new_id
 from router.api.gateway.batches.uploads import PURPOSE, Upload
@@ -111,8 +111,7 @@ class Batches:
             part = await store.run(store.new_part, tenant)
             try:
                 filename = await self._receive(request, part)
-                file_id = new_id("file-")
-                file = await store.run(store.add_file, tenant, file_id, part, filename, PURPOSE)
+                file = await store.run(store.add_upload, tenant, part, filename, PURPOSE)
             finally:
                 await store.run(lambda: part.unlink(missing_ok=True))
         except StoreError as error:
@@ -204,9 +203,7 @@ class Batches:
         folder = store.batch_folder(identity.tenant, record.id)
         assert folder is not None
         batch = Batch(folder)
-        # In the queue first: what a kill leaves in between is found there, and removed.
-        await self._run(store.enqueue, folder)
-        await self._run(batch.create, record, store.content(identity.tenant, file.id))
+        await self._run(create, store, batch, record, store.content(identity.tenant, file.id))
         if self._runner is not None:
             self._runner.wake()
         answer = await self._shown(batch, record)
@@ -228,6 +225,8 @@ class Batches:
             message = f"the batch is {record.status}: only one that has not ended can be cancelled"
             raise BadRequestError(message, status=HTTPStatus.CONFLICT)
         await self._run(batch.cancel)
+        if self._runner is not None:
+            self._runner.wake()
         return await self._shown(batch, record)
 
     async def _batch(self, request: Request) -> tuple[Batch, Record]:
@@ -242,8 +241,17 @@ class Batches:
 
     def _records(self) -> list[tuple[Batch, Record]]:
         """The caller's batches, the newest first. For threads."""
-        batches = [Batch(folder) for folder in self._store.batch_folders(caller().tenant)]
-        found = [(batch, record) for batch in batches if (record := batch.read()) is not None]
+        found: list[tuple[Batch, Record]] = []
+        for folder in self._store.batch_folders(caller().tenant):
+            batch = Batch(folder)
+            try:
+                record = batch.read()
+            except OSError as error:
+                # One that is damaged doesn't hide the others.
+                log.error("%s", error)
+                continue
+            if record is not None:
+                found.append((batch, record))
         return sorted(found, key=lambda each: (each[1].created_at, each[1].id), reverse=True)
 
     async def _forget_oldest(self) -> None:

@@ -1,5 +1,7 @@
 """A batch's record, its states, and the claim of the router process that runs it."""
 
+import contextlib
+import errno
 import fcntl
 import os
 import time
@@ -8,11 +10,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from router.api.gateway.batches.store import StoredFile, remove_folder, write_whole
+from router.api.gateway.batches.store import RECORD, BatchStore, StoredFile, remove_folder, write_whole
+from router.batches.journal import sync_directory
 
 Status = Literal["validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelled"]
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
-_RECORD, _INPUT, _CANCEL = "record.json", "input.jsonl", "cancel"
+_INPUT, _CANCEL = "input.jsonl", "cancel"
 # What a process that was killed while it made a batch left is removed after this time.
 _UNFINISHED_S = 60.0
 
@@ -51,6 +54,8 @@ class Record(msgspec.Struct, kw_only=True):
     num_successes: int = 0
     num_failures: int = 0
     faults: list[Fault] = []
+    # Passes that have ended unexpectedly since a line was last computed.
+    num_failed_passes: int = 0
 
     @property
     def key(self) -> str:
@@ -83,19 +88,32 @@ class Batch:
         return self.folder / "problems.part"
 
     def create(self, record: Record, content: Path) -> None:
-        """content: of the input file, which may be deleted while the batch runs."""
-        self.folder.mkdir(mode=0o700, parents=True)
-        os.link(content, self.input)
-        self.write(record)
+        """Leaves nothing if it fails. content: of the input file, which may be deleted while the batch runs."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True)
+            os.link(content, self.input)
+            self.write(record)
+        except BaseException:
+            self.remove()
+            raise
 
     def read(self) -> Record | None:
         try:
-            return msgspec.json.decode((self.folder / _RECORD).read_bytes(), type=Record)
+            return msgspec.json.decode((self.folder / RECORD).read_bytes(), type=Record)
         except FileNotFoundError:
             return None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            # Damaged, or of another version: not ours to remove.
+            raise OSError(errno.EIO, f"the record of {self.folder.name} can't be read: {error}") from None
 
     def write(self, record: Record) -> None:
-        write_whole(self.folder / _RECORD, msgspec.json.encode(record))
+        write_whole(self.folder / RECORD, msgspec.json.encode(record))
+
+    def why_over(self, record: Record) -> Literal["cancelled", "expired"] | None:
+        """Tells why no more lines are computed; None: they are."""
+        if self.cancelled_at is not None:
+            return "cancelled"
+        return "expired" if time.time() >= record.expires_at else None
 
     def cancel(self) -> None:
         """Asks the process that runs it to end it."""
@@ -154,11 +172,40 @@ def shown_file(file: StoredFile) -> dict[str, Any]:
     return {"object": "file", "status": "processed", "status_details": None, **msgspec.to_builtins(file)}
 
 
+def create(store: BatchStore, batch: Batch, record: Record, content: Path) -> None:
+    """Makes a batch and puts it into the queue, or leaves nothing. For threads. Raises OSError."""
+    # In the queue first: what a kill leaves in between is found there, and removed.
+    claim = Claim.make(store.entry_of(batch.folder))
+    try:
+        batch.create(record, content)
+    except BaseException:
+        # Otherwise the folder is found by its entry, too.
+        if not batch.folder.exists():
+            claim.end()
+        raise
+    finally:
+        claim.release()
+
+
 class Claim:
     """The right to run a batch: the lock on its entry in the queue, which ends with its process."""
 
     def __init__(self, entry: Path, file: int) -> None:
         self._entry, self._file = entry, file
+
+    @classmethod
+    def make(cls, entry: Path) -> "Claim":
+        """Puts a batch into the queue, and keeps others from running it. Raises OSError."""
+        file = os.open(entry, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # Another process may look at it for a moment.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            sync_directory(entry.parent)
+        except BaseException:
+            entry.unlink(missing_ok=True)
+            os.close(file)
+            raise
+        return cls(entry, file)
 
     @classmethod
     def take(cls, entry: Path) -> "Claim | None":
@@ -173,6 +220,11 @@ class Claim:
             os.close(file)
             return None
         return cls(entry, file)
+
+    def put_back(self) -> None:
+        """Makes its batch the last in the queue."""
+        with contextlib.suppress(OSError):
+            os.utime(self._file)
 
     @property
     def is_stale(self) -> bool:

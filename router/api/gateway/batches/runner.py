@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx2
@@ -13,17 +14,19 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from starlette.types import ASGIApp
 
 from router.api.gateway.batches.records import ENDED, Batch, Claim, Fault, Record, Status
-from router.api.gateway.batches.store import BatchStore
+from router.api.gateway.batches.store import BatchStore, is_of_disk
 from router.api.gateway.responses.store import StoreError
-from router.batches.journal import Journal, JournalError
+from router.batches.journal import Journal
 from router.batches.lines import LineReader, Problem, summary_of
-from router.batches.run import BatchRun
+from router.batches.run import BatchRun, Later, PassEnd
 from router.batches.sending import Sender
 from router.security.identity import Identity, set_caller
 
 log = logging.getLogger("octavo.router.batches")
 
 MAX_LINES = 50_000
+# With empty ones.
+_MOST_READ = 20 * MAX_LINES
 # The last priority of all: live requests come first, where priorities are in use (scheduling_policy).
 _PRIORITY = 2**31 - 1
 # How often a process looks for batches that another one has left, and for what happens to its own.
@@ -35,6 +38,25 @@ _RECHECKS = 64
 _OUTPUT = "batch_output"
 # A disk that is full, or gone: the batch waits for it.
 _TROUBLE_S = 10.0
+# Passes of a batch that may end unexpectedly, one after another; then it fails. Pauses between them: 1, 2, 4, 8 s.
+_MOST_FAILED_PASSES = 5
+# How long a line is tried at a time, while its server is full or it is refused: then other lines go first.
+_PATIENCE_S = 60.0
+# How long a line may be refused, while others are answered, before its last refusal is its answer.
+_SETTLE_S = 600.0
+# How often a process looks for what was never finished.
+_SWEEP_S = 300.0
+
+
+@dataclass(slots=True)
+class _Pause:
+    """Until when a batch of this process is left alone, while others have their turn. Times are the event loop's."""
+
+    until: float = 0.0
+    # Nobody has asked to end it, and it has not expired before this time: otherwise it is looked at at once.
+    is_open: bool = True
+    expires_at: float = float("inf")
+    later: Later = field(default_factory=lambda: Later(_SETTLE_S))
 
 
 class _Metrics:
@@ -72,10 +94,13 @@ class Runner:
         self._concurrency, self._slots = concurrency, asyncio.Semaphore(concurrency)
         transport = httpx2.ASGITransport(app=app, raise_app_exceptions=False, client=("batches", 0))
         self._client = httpx2.AsyncClient(transport=transport, base_url="http://router", timeout=None)
-        self._sender = Sender(self._client, fatal=frozenset())
+        self._sender = Sender(self._client, patience=_PATIENCE_S, fatal=frozenset(), gate=self._slots)
         self._wake = asyncio.Event()
-        # A batch of each tenant; the result: it has ended.
-        self._tasks: dict[str, asyncio.Task[bool]] = {}
+        # A batch of each tenant.
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        # Batches that could not go on, by id.
+        self._pauses: dict[str, _Pause] = {}
+        self._sweeping_at = 0.0
         self._runs: set[BatchRun] = set()
         self._loop: asyncio.Task[None] | None = None
 
@@ -104,47 +129,104 @@ class Runner:
         while True:
             self._wake.clear()
             try:
-                for entry, folder in await self._store.run(self._store.queue):
+                await self._sweep()
+                queue = await self._store.run(self._store.queue)
+                known = {folder.name for _, folder in queue}
+                self._pauses = {name: pause for name, pause in self._pauses.items() if name in known}
+                for entry, folder in queue:
                     await self._begin(entry, folder)
             except StoreError as error:
                 log.error("batches can't be read: %s", error)
+            except Exception:
+                log.exception("batches can't be looked at")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _POLL_S)
 
+    async def _sweep(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if now >= self._sweeping_at:
+            self._sweeping_at = now + _SWEEP_S
+            await self._store.run(self._store.sweep)
+
     async def _begin(self, entry: Path, folder: Path) -> None:
-        tenant = folder.parent.parent.name
-        if tenant in self._tasks or len(self._tasks) >= _MOST_RUNNING:
+        tenant, batch = folder.parent.parent.name, Batch(folder)
+        if tenant in self._tasks or len(self._tasks) >= _MOST_RUNNING or await self._is_paused(batch):
             return
         claim = await self._store.run(Claim.take, entry)
         if claim is None:
             return
-        task = self._tasks[tenant] = asyncio.create_task(self._hold(claim, Batch(folder)))
+        task = self._tasks[tenant] = asyncio.create_task(self._hold(claim, batch))
         self._metrics.running.inc()
-        task.add_done_callback(lambda task: self._end(tenant, task))
+        task.add_done_callback(lambda _: self._end(tenant))
 
-    def _end(self, tenant: str, task: asyncio.Task[bool]) -> None:
+    async def _is_paused(self, batch: Batch) -> bool:
+        pause = self._pauses.get(batch.folder.name)
+        if pause is None or asyncio.get_running_loop().time() >= pause.until:
+            return False
+        if not pause.is_open:
+            return True
+        return time.time() < pause.expires_at and await self._store.run(lambda: batch.cancelled_at) is None
+
+    def _end(self, tenant: str) -> None:
         del self._tasks[tenant]
         self._metrics.running.dec()
-        if not task.cancelled() and task.result():
-            # The tenant's next one may begin.
-            self._wake.set()
+        # The tenant's next one may begin.
+        self._wake.set()
 
-    async def _hold(self, claim: Claim, batch: Batch) -> bool:
-        """Returns whether the batch has ended."""
+    async def _hold(self, claim: Claim, batch: Batch) -> None:
+        """Runs a batch until it ends, or lets others have their turn."""
+        pause = self._pauses.setdefault(batch.folder.name, _Pause())
         try:
-            return await self._go_on(claim, batch)
-        except (StoreError, JournalError, OSError) as error:
-            log.error("batch %s waits: %s", batch.folder.name, error)
-            await asyncio.sleep(_TROUBLE_S)
-        except Exception:
-            log.exception("batch %s waits", batch.folder.name)
-            await asyncio.sleep(_TROUBLE_S)
+            seconds = _POLL_S
+            try:
+                if await self._go_on(claim, batch, pause.later):
+                    self._pauses.pop(batch.folder.name, None)
+                    return
+            except Exception as error:
+                if is_of_disk(error):
+                    log.error("batch %s waits: %s", batch.folder.name, error)
+                    seconds = _TROUBLE_S
+                else:
+                    log.exception("batch %s waits", batch.folder.name)
+                    seconds = _POLL_S * 2 ** await self._note_failure(batch, error)
+            await self._pause(claim, batch, pause, seconds)
         finally:
             claim.release()
-        return False
 
-    async def _go_on(self, claim: Claim, batch: Batch) -> bool:
-        """Runs a batch from the state in which it is. Returns whether it has ended; another process may go on if not.
+    async def _pause(self, claim: Claim, batch: Batch, pause: _Pause, seconds: float) -> None:
+        """Leaves a batch alone for a while, and puts it behind all others of its tenant."""
+        pause.until, pause.is_open = asyncio.get_running_loop().time() + seconds, False
+        with contextlib.suppress(StoreError):
+            record = await self._store.run(batch.read)
+            if record is not None:
+                pause.expires_at = record.expires_at
+                pause.is_open = await self._store.run(batch.why_over, record) is None
+                await self._store.run(claim.put_back)
+
+    async def _note_failure(self, batch: Batch, error: Exception) -> int:
+        """Counts a pass that ended unexpectedly, and ends the batch after too many. Returns how many came before it."""
+        try:
+            record = await self._store.run(batch.read)
+            if record is None or record.status in ENDED:
+                return 0
+            record.num_failed_passes += 1
+            if record.num_failed_passes >= _MOST_FAILED_PASSES:
+                record.faults = [*record.faults, _fault(
+                    "internal_error",
+                    f"{record.num_failed_passes} tries to compute it ended unexpectedly, the last with "
+                    f"{type(error).__name__}: {str(error)[:500]}; the log of the router has the cause",
+                )]  # fmt: skip
+                # If even its files can't be made after as many tries, it ends without them.
+                record.ends_as, record.num_failed_passes = "failed", 0
+                record.become("failed" if record.status == "finalizing" else "finalizing")
+            await self._store.run(batch.write, record)
+            return max(record.num_failed_passes - 1, 0)
+        except StoreError as trouble:
+            log.error("batch %s waits: %s", batch.folder.name, trouble)
+            return _MOST_FAILED_PASSES
+
+    async def _go_on(self, claim: Claim, batch: Batch, later: Later) -> bool:
+        """Runs a batch from the state in which it is. Returns whether it has ended; another turn goes on if not.
 
         Raises StoreError, JournalError, OSError.
         """
@@ -153,14 +235,18 @@ class Runner:
         if record is None:
             if claim.is_stale:
                 await run(claim.end)
+                await run(batch.remove)
             return False
         if record.status == "validating":
-            await self._validate(batch, record)
+            if await run(batch.why_over, record) == "cancelled":
+                await self._finalize(batch, record, "cancelled")
+            else:
+                await self._validate(batch, record)
         if record.status == "in_progress":
             identity = self._identify(record.tenant, record.key_digest)
             if identity is None:
                 await self._finalize(batch, record, "failed", _fault("no_key", "no API key of its tenant is left"))
-            elif not await self._compute(batch, record, identity):
+            elif not await self._compute(batch, record, identity, later):
                 return False
         if record.status == "finalizing":
             await run(_finish, self._store, batch, record)
@@ -175,18 +261,20 @@ class Runner:
         return record.status in ENDED
 
     async def _validate(self, batch: Batch, record: Record) -> None:
-        summary = await self._store.run(summary_of, batch.input)
+        summary = await self._store.run(summary_of, batch.input, _MOST_READ)
         record.num_lines = summary.num_lines
-        if not 0 < summary.num_lines <= MAX_LINES:
+        if not summary.is_whole or not 0 < summary.num_lines <= MAX_LINES:
             message = f"the file has {summary.num_lines} lines: use 1 to {MAX_LINES}"
+            if not summary.is_whole:
+                message = f"the file has more than {_MOST_READ} lines, with empty ones: use 1 to {MAX_LINES}"
             record.faults = [Fault("invalid_file", message, param="input_file_id")]
             record.become("failed")
         else:
             record.become("in_progress")
         await self._store.run(batch.write, record)
 
-    async def _compute(self, batch: Batch, record: Record, identity: Identity) -> bool:
-        """Computes the lines that have no output yet. Returns False if this process leaves before the end."""
+    async def _compute(self, batch: Batch, record: Record, identity: Identity, later: Later) -> bool:
+        """Computes the lines that have no output yet. Returns False if some are left for another turn."""
         set_caller(dataclasses.replace(identity, least_priority=_PRIORITY))
         answers = await self._store.run(Journal, batch.answers, record.key)
         try:
@@ -195,10 +283,16 @@ class Runner:
             await answers.close()
             raise
         try:
-            ending = await self._pass(batch, record, answers, problems, identity, None)
+            # Before any line: a pass may fail at once, each time.
+            ending: Status | None = await self._store.run(batch.why_over, record)
+            if ending is None:
+                await self._store.run(self._store.check_disk)
+                ending = await self._pass(batch, record, answers, problems, identity, later, None)
             if ending == "expired":
                 refusal = Problem("batch_expired", f"it was not computed within {record.completion_window}")
-                await self._pass(batch, record, answers, problems, identity, refusal)
+                ending = await self._pass(batch, record, answers, problems, identity, later, refusal)
+                if ending == "completed":
+                    ending = "expired"
         finally:
             await answers.close()
             await problems.close()
@@ -206,6 +300,10 @@ class Runner:
         if ending is None:
             await self._store.run(batch.write, record)
             return False
+        if ending in ("completed", "expired"):
+            num_there = answers.num_lines + problems.num_lines
+            if num_there < record.num_lines:
+                raise RuntimeError(f"{num_there} of {record.num_lines} lines have an output after the last pass")
         await self._finalize(batch, record, ending)
         return True
 
@@ -216,15 +314,15 @@ class Runner:
         answers: Journal,
         problems: Journal,
         identity: Identity,
+        later: Later,
         refusal: Problem | None,
     ) -> Status | None:
         """Goes through the lines. refusal: given to each that has no output, instead of computing it. Returns how the
         batch ends; None: it does not end here."""
         with LineReader(batch.input, self._max_line_bytes, (record.endpoint,)) as reader:
             run = BatchRun(
-                record.key, reader, answers, problems, self._send,
-                concurrency=self._concurrency, refusal=refusal, on_line=self._metrics.note_line,
-                is_own=True,
+                record.key, reader, answers, problems, self._sender.send, concurrency=self._concurrency,
+                refusal=refusal, later=Later() if refusal else later, on_line=self._metrics.note_line, is_own=True,
             )  # fmt: skip
             task = asyncio.create_task(run.run())
             self._runs.add(run)
@@ -232,7 +330,7 @@ class Runner:
                 ending = await self._watch(task, batch, record, answers, problems, identity, is_expired=bool(refusal))
                 if ending is not None:
                     return ending
-                return "completed" if task.result() else None
+                return "completed" if task.result() is PassEnd.ALL_DONE else None
             finally:
                 self._runs.discard(run)
                 task.cancel()
@@ -240,7 +338,7 @@ class Runner:
 
     async def _watch(
         self,
-        task: asyncio.Task[bool],
+        task: asyncio.Task[PassEnd],
         batch: Batch,
         record: Record,
         answers: Journal,
@@ -256,11 +354,11 @@ class Runner:
             if task.done():
                 return None
             if _count(record, answers, problems):
+                record.num_failed_passes = 0
                 await self._store.run(batch.write, record)
-            if await self._store.run(lambda: batch.cancelled_at) is not None:
-                return "cancelled"
-            if not is_expired and time.time() >= record.expires_at:
-                return "expired"
+            why_over = await self._store.run(batch.why_over, record)
+            if why_over == "cancelled" or (why_over and not is_expired):
+                return why_over
             written = answers.size + problems.size
             if written - checked_at > self._store.max_bytes // _RECHECKS:
                 checked_at = written
@@ -268,10 +366,6 @@ class Runner:
                 if why:
                     record.faults = [Fault("no_room", why)]
                     return "failed"
-
-    async def _send(self, url: str, body: bytes, request_id: str) -> tuple[int, bytes]:
-        async with self._slots:
-            return await self._sender.send(url, body, request_id)
 
     async def _finalize(self, batch: Batch, record: Record, ending: Status, *faults: Fault) -> None:
         record.ends_as, record.faults = ending, [*record.faults, *faults]

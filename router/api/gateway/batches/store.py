@@ -8,7 +8,9 @@ Every file appears whole, by a rename.
 """
 
 import asyncio
+import errno
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -24,11 +26,19 @@ import msgspec
 from router.api.gateway.responses.store import StoreError
 from router.batches.journal import sync_directory
 
+log = logging.getLogger("octavo.router.batches")
+
 T = TypeVar("T")
 # Each file counts as whole blocks, as in a file system: so there are not too many small ones, either.
 _BLOCK = 4096
 _UNFINISHED, _UNFINISHED_S = ".part-", 3600.0
-_QUEUE = "queue"
+# A content that nothing tells about is removed after this time: it may be in the making.
+_ORPHAN_S = 600.0
+# A disk with less room than this takes no batch's output.
+_LEAST_FREE = 2**16
+# Errors that end by themselves once the disk is there, and has room.
+_TROUBLES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE})
+_QUEUE, RECORD = "queue", "record.json"
 _FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 _BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 
@@ -54,7 +64,10 @@ class BatchStore:
             with tempfile.TemporaryFile(dir=directory):
                 pass
         except OSError as error:
-            raise self._failure(error) from None
+            # What is stored can be read, and deleted, when the disk is full.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not (directory / _QUEUE).is_dir():
+                raise self._failure(error) from None
+            log.error("%s", self._failure(error))
 
     async def run(self, work: Callable[..., T], *arguments: object) -> T:
         """Calls a method in a thread. Raises StoreError."""
@@ -76,7 +89,7 @@ class BatchStore:
         return Path(name)
 
     def add_file(self, tenant: str, file_id: str, part: Path, filename: str, purpose: str) -> StoredFile:
-        """Stores a finished file; nothing if it is stored already."""
+        """Stores a finished file; nothing if it is stored already. If it fails, the part or the content is there."""
         path = self._files(tenant) / f"{file_id}.data"
         if part.exists():
             with part.open("rb") as file:
@@ -86,12 +99,24 @@ class BatchStore:
         write_whole(path.with_suffix(".json"), msgspec.json.encode(told))
         return told
 
+    def add_upload(self, tenant: str, part: Path, filename: str, purpose: str) -> StoredFile:
+        """Stores a finished upload, or leaves nothing of it but the part."""
+        file_id = new_id("file-")
+        try:
+            return self.add_file(tenant, file_id, part, filename, purpose)
+        except BaseException:
+            self.content(tenant, file_id).unlink(missing_ok=True)
+            raise
+
     def file(self, tenant: str, file_id: str) -> StoredFile | None:
         if not _FILE_ID.fullmatch(file_id):
             return None
         try:
             return msgspec.json.decode(self.content(tenant, file_id).with_suffix(".json").read_bytes(), type=StoredFile)
         except FileNotFoundError:
+            return None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            log.error("%s.json can't be read: %s", file_id, error)
             return None
 
     def files(self, tenant: str) -> list[StoredFile]:
@@ -152,6 +177,43 @@ class BatchStore:
                     seen.add(stat.st_ino)
                     yield folder[0], max(-(-stat.st_size // _BLOCK), 1) * _BLOCK
 
+    def check_disk(self) -> None:
+        """Raises OSError if the disk can't take any output: what is computed would be lost."""
+        told = os.statvfs(self._directory)
+        if (free := told.f_bavail * told.f_frsize) < _LEAST_FREE:
+            raise OSError(errno.ENOSPC, f"No space left on device: {free} bytes are free")
+
+    def sweep(self) -> None:
+        """Removes what processes left that were killed, or failed, in the middle: nothing tells about it."""
+        for _ in self._sizes():
+            pass
+        for folder in self._directory.glob("*/batches/batch_*"):
+            # Looked at in this order: a batch has an entry before it has a folder, and a record when the entry goes.
+            if not self.entry_of(folder).exists() and not (folder / RECORD).exists():
+                log.warning("%s was never finished: it is removed", folder.name)
+                remove_folder(folder)
+        for path in self._directory.glob("*/files/*.data"):
+            if self._is_old(path) and not path.with_suffix(".json").exists() and not self._is_output(path):
+                log.warning("%s was never finished: it is removed", path.name)
+                path.unlink(missing_ok=True)
+
+    def _is_old(self, path: Path) -> bool:
+        try:
+            return time.time() - path.lstat().st_mtime > _ORPHAN_S
+        except FileNotFoundError:
+            return False
+
+    def _is_output(self, path: Path) -> bool:
+        """Tells whether a content may be that of a batch which is finalizing."""
+        name = path.stem.encode()
+        for _, folder in self.queue():
+            try:
+                if folder.parent.parent == path.parent.parent and name in (folder / RECORD).read_bytes():
+                    return True
+            except FileNotFoundError:
+                continue
+        return False
+
     # --- Batches
 
     def batch_folder(self, tenant: str, batch_id: str) -> Path | None:
@@ -163,13 +225,13 @@ class BatchStore:
     def batch_folders(self, tenant: str) -> list[Path]:
         return [*(self._directory / folder_of(tenant) / "batches").glob("batch_*")]
 
-    def enqueue(self, folder: Path) -> None:
-        """Lets a router process run the batch of this folder."""
-        (self._directory / _QUEUE / f"{folder.parent.parent.name}.{folder.name}").touch(mode=0o600)
-        sync_directory(self._directory / _QUEUE)
+    def entry_of(self, folder: Path) -> Path:
+        """The entry in the queue by which a router process runs the batch of this folder."""
+        return self._directory / _QUEUE / f"{folder.parent.parent.name}.{folder.name}"
 
     def queue(self) -> list[tuple[Path, Path]]:
-        """The batches that have not ended, the oldest first: the entry in the queue, and the folder."""
+        """The batches that have not ended, in the order in which they came, or were put back: the entry in the queue,
+        and the folder."""
         with os.scandir(self._directory / _QUEUE) as entries:
             found = []
             for entry in entries:
@@ -208,3 +270,12 @@ def write_whole(path: Path, data: bytes) -> None:
 
 def remove_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def is_of_disk(error: BaseException | None) -> bool:
+    """Tells whether an error ends by itself once the disk is there, and has room."""
+    while error is not None:
+        if isinstance(error, BlockingIOError) or (isinstance(error, OSError) and error.errno in _TROUBLES):
+            return True
+        error = error.__cause__
+    return False
