@@ -140,6 +140,7 @@ def _serve_http(
         max_bodies_bytes=options.max_bodies_bytes,
         strict_fields=options.strict_fields,
         allowed_origins=options.allowed_origins,
+        allowed_hosts=options.allowed_hosts,
         keys=server.keys,
         responses=new_store(options.responses_dir, options.max_responses_bytes),
         batches=BatchStore(Path(options.batches_dir), options.max_files_bytes) if options.batches_dir else None,

@@ -1,5 +1,6 @@
 """Options of the router: its addresses, its routing, and its limits."""
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator
@@ -14,7 +15,9 @@ ToolCallParser = Literal[
 ReasoningParser = Literal[
     "auto", "none", "deepseek_r1", "gemma4", "granite", "mistral", "openai_gptoss", "qwen3"
 ]  # fmt: skip
-Origins = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
+Names = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
+# A name as the header Host has it, without a port; or what stands for several.
+_HOST = re.compile(r"\*|\.?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?|[0-9A-Fa-f:.]+")
 
 
 class RouterOptions(BaseModel):
@@ -99,11 +102,19 @@ class RouterOptions(BaseModel):
         "Refuse HTTP requests with a field that is not known, instead of ignoring it and naming it in the header "
         "X-Octavo-Ignored-Fields of the answer.",
     )
-    allowed_origins: Origins = option(
+    allowed_origins: Names = option(
         ROUTER,
         (),
         "Web pages that may call the HTTP API from a browser, by their origin, comma-separated: "
         "https://chat.example.org, or * for any (CORS).",
+    )
+    allowed_hosts: Names = option(
+        ROUTER,
+        (),
+        "Names by which clients may call the HTTP API of a router without API keys, comma-separated, besides localhost "
+        "and, if host is no loopback address, IP addresses, names without a dot, this machine's own name and those "
+        "under .local and .internal. .example.com: that name and all below it; *: any. Others are refused: they may "
+        "be those of web pages (DNS rebinding).",
     )
     responses_dir: str = option(
         ROUTER,
@@ -281,6 +292,12 @@ class RouterOptions(BaseModel):
 
     def _check_routers(self) -> None:
         """Raises ValueError."""
+        for name in self.allowed_hosts:
+            if not _HOST.fullmatch(name):
+                raise ValueError(
+                    f"allowed_hosts: {name!r} is no host: use names without scheme and port, such as "
+                    f"octavo.example.com, .example.com for all below it, or * for any"
+                )
         slow, handover = self.slow_replica_factor, self.slow_replica_handover_factor
         if 0 < slow <= 1:
             raise ValueError(f"slow_replica_factor={slow:g}: use a factor above 1, or 0 to treat no replica as slow")

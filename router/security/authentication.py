@@ -48,7 +48,8 @@ def _refuse(error: Unauthenticated) -> grpc.RpcMethodHandler:
     return grpc.stream_stream_rpc_method_handler(answer)
 
 
-def _is_open(path: str) -> bool:
+def is_open(path: str) -> bool:
+    """Tells whether a path is open to all: it is the same in every copy of Octavo, or says whether it is ready."""
     return path in _OPEN_PATHS or path.startswith(_OPEN_FOLDERS)
 
 
@@ -60,7 +61,7 @@ class KeyMiddleware:
         self._app, self._keys, self._refuse = app, keys, refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not _is_open(scope["path"]):
+        if scope["type"] == "http" and not is_open(scope["path"]):
             headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
             try:
                 set_caller(self._keys.identify(headers.get("authorization", ""), headers.get("x-api-key", "")))

@@ -19,6 +19,8 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from runtime.security.hosts import Hosts, is_loopback
+
 log = logging.getLogger("octavo.http")
 
 
@@ -168,11 +170,15 @@ class ObservabilityServer:
         Raises OSError if the port is taken.
         """
         metrics = make_wsgi_app(registry)
+        # At other addresses, names are those of the network.
+        hosts = Hosts(host) if is_loopback(host) else None
 
         def app(environ, start_response):
             path = environ.get("PATH_INFO", "/")
             try:
-                if path == "/metrics":
+                if hosts is not None and not hosts.allows(environ.get("HTTP_HOST") or "localhost"):
+                    status, text = "403 Forbidden", f"Host={environ['HTTP_HOST'][:80]!r}: use {hosts}, or metrics_host"
+                elif path == "/metrics":
                     return metrics(environ, start_response)
                 if path == "/health":
                     healthy, text = health()

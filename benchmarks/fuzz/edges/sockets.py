@@ -27,13 +27,13 @@ from runtime.wire import PROTOCOL_VERSION
 from tests.support.scheduler.scheduling import make_options, running_scheduler, running_worker
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_GET = b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n"
+_GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 _POST = (
-    b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: 47\r\n\r\n"
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 47\r\n\r\n"
     b'{"prompt": "Hello there", "max_tokens": 1, "n":1}'
 )
 _CHUNKED = (
-    b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+    b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     b'5\r\n{"a":\r\nffffffff\r\n1}\r\n0\r\n\r\n'
 )
 _HTTP = (_GET, _POST, _CHUNKED, _GET + _GET, b"GET /" + b"a" * 100_000, b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 20_000)

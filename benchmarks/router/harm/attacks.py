@@ -133,7 +133,7 @@ async def _post_each(bodies: Iterator[bytes], ports: Ports, ends: Counter[str]) 
 
 async def _dribble(port: int, ends: Counter[str]) -> None:
     """Sends a request a byte at a time, and begins again whenever the router hangs up."""
-    request = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n" + b" " * 1000
+    request = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n" + b" " * 1000
     while True:
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -4,7 +4,6 @@ The page itself is open to all, as /docs is: a browser sends no key when it open
 copy of Octavo. What it shows needs a key where the router has keys; where it has none, it is for this machine alone.
 """
 
-import ipaddress
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
@@ -21,6 +20,8 @@ from router.api.observer import Observer
 from router.api.operator import Operator
 from router.errors import Forbidden
 from router.security.identity import caller
+from router.security.web_pages import is_same_origin
+from runtime.security.hosts import is_loopback
 
 _STATIC = Path(__file__).parent / "static"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -84,20 +85,14 @@ def _check_caller(request: Request) -> None:
     Without keys everybody counts as the operator, so only this machine is let in. The name in the header Host must be
     its own, too: a foreign page could reach the router by a name of its own that leads here.
     """
-    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+    if not is_same_origin(request.headers.get("sec-fetch-site")):
         raise Forbidden("the console answers pages of its own origin only")
     if caller().tenant:
         return
     peer = "" if request.client is None else request.client.host
-    if not (_is_loopback(peer) and _is_loopback(request.url.hostname or "")):
+    if not (is_loopback(peer) and is_loopback(request.url.hostname or "")):
         raise Forbidden(
             f"the console shows everybody's requests: without API keys it answers this machine only, at localhost, not "
             f"{peer} at {request.url.hostname}; set api_keys_file, or forward the port (ssh -L)"
         )
 
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

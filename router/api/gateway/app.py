@@ -56,6 +56,7 @@ from router.intake.validation import check_model_name, check_prompt_length
 from router.security.authentication import KeyMiddleware
 from router.security.identity import ANYONE, Identity, caller
 from router.security.keys import Keys
+from router.security.web_pages import Refusal, WebPageMiddleware, WebPageRules
 from router.streams.whole_answers import AnswerRoom
 from router.telemetry.call_context import TraceMiddleware
 from runtime.wire import octavo_version
@@ -86,6 +87,7 @@ class Gateway:
         max_bodies_bytes: int = 2**28,
         strict_fields: bool = False,
         allowed_origins: Sequence[str] = (),
+        allowed_hosts: Sequence[str] = (),
         keys: Keys | None = None,
         responses: Store | None = None,
         batches: BatchStore | None = None,
@@ -94,12 +96,10 @@ class Gateway:
         attachments: Attachments | None = None,
         console: Console | None = None,
     ) -> None:
-        """readiness: for /health. max_body_bytes: of one request. max_bodies_bytes, strict_fields, allowed_origins: the
-        options. keys: those that may call; None: anyone may. responses: where they are stored; None: in memory.
-        batches: where files and batches are; None: there are none. batch_concurrency: the option. is_tracing: requests
-        are traced. attachments: for streams that live without a reader; None: there are none. console: the page of
-        /console; None: there is none.
-        """
+        """readiness: for /health. max_body_bytes: of one request. max_bodies_bytes, strict_fields, allowed_origins,
+        allowed_hosts: the options. keys: those that may call; None: anyone may. responses: where they are stored;
+        None: in memory. batches: where files and batches are; None: there are none. batch_concurrency: the option.
+        is_tracing: requests are traced. attachments: for streams without a reader, console: the page; None: none."""
         self._intake, self._registry, self._readiness = intake, registry, readiness
         self._bodies = Bodies(
             intake, max_bytes=max_body_bytes, max_total_bytes=max_bodies_bytes, is_strict=strict_fields
@@ -113,6 +113,7 @@ class Gateway:
             Route("/v1/completions", functools.partial(self._complete, "completion"), methods=["POST"]),
             Route("/v1/chat/completions", functools.partial(self._complete, "chat"), methods=["POST"]),
         ]
+        self.web_pages = WebPageRules(allowed_hosts, allowed_origins) if keys is None else None
         self._runner: Runner | None = None
         if batches is not None:
             # Lines of batches have been let in already, with their tenant's identity.
@@ -149,6 +150,7 @@ class Gateway:
                 *([Middleware(TraceMiddleware)] if is_tracing else []),
                 *([Middleware(CORSMiddleware, **_cors(allowed_origins))] if allowed_origins else []),
                 *([] if keys is None else [Middleware(KeyMiddleware, keys=keys, refuse=_refusal)]),
+                *([Middleware(WebPageMiddleware, rules=self.web_pages, refuse=_no_page)] if self.web_pages else []),
             ],
             exception_handlers=_HANDLERS,
         )
@@ -343,6 +345,10 @@ def _model_json(model: pb.ModelInfo) -> dict[str, Any]:
 def _refusal(error: Exception, path: str) -> Response:
     body = message_error(error) if is_anthropics(path) else body_of(error)
     return JSONResponse(body, http_status(error), headers_of(error))
+
+
+def _no_page(refusal: Refusal, path: str) -> Response:
+    return _refusal(BadRequestError(refusal.message, status=refusal.status, code=refusal.code), path)
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -41,6 +41,9 @@ class GatewayServer:
         )  # fmt: skip
         config.load()
         self._gateway = gateway
+        # A client's certificate proves who it is, as a key does.
+        if gateway.web_pages is not None and (tls is None or tls.ca is None):
+            gateway.web_pages.bind(host)
         self._server = _Server(config, self._socket, context, max_connections, is_overloaded)
         self._task: asyncio.Task[None] | None = None
 

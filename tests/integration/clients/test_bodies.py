@@ -44,7 +44,7 @@ async def http(tmp_path: Path) -> AsyncIterator[GatewayServer]:
 async def _begin(http: GatewayServer, size: int, sent: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Begins a request with so many bytes of body, and sends as many of them."""
     reader, writer = await asyncio.open_connection(HOST, http.port)
-    writer.write(f"POST {PATH} HTTP/1.1\r\nhost: a\r\ncontent-length: {size}\r\n\r\n".encode() + b" " * sent)
+    writer.write(f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {size}\r\n\r\n".encode() + b" " * sent)
     await writer.drain()
     return reader, writer
 

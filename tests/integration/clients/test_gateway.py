@@ -375,7 +375,7 @@ async def test_a_client_that_never_reads_gives_its_place_back(
     scheduler.model.max_model_len = 200_000
     scheduler.tokens_per_step = 64
     body = json.dumps({"prompt": "x", "max_tokens": 150_000, "stream": True, "ignore_eos": True, "logprobs": 1})
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     async with running_router([scheduler.address], stream_buffer_bytes=65_536) as (server, _):
         await server.wait_ready()
         gateway = Gateway(server.intake, server.metrics.registry, server.readiness, max_body_bytes=1000)
