@@ -19,6 +19,7 @@ EDGES = {
     "kserve": (120, {"no message", "invalid_argument", "streamed"}),
     "vllm": (120, {"no message", "invalid_argument", "streamed"}),
     "http": (300, {"400", "200", "404"}),
+    "batch-lines": (400, {"computed", "refused by the endpoint", "invalid_json_line", "invalid_body"}),
     "constraints": (60, {"refused", "generated"}),
     "items": (200, {"refused", "decoded", "accepted, not decoded"}),
     "session-scheduler": (400, {"Session ended", "SubmitGroup", "RefuseGroup", "CancelGroup"}),

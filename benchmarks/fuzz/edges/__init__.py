@@ -1,6 +1,7 @@
 """All edges, in the order in which they are fuzzed."""
 
 from benchmarks.fuzz.edge import Kind
+from benchmarks.fuzz.edges.batch_lines import batch_lines
 from benchmarks.fuzz.edges.client_grpc import inference, kserve_edge, sglang_edge, vllm_edge, vllm_own_edge
 from benchmarks.fuzz.edges.client_http import http
 from benchmarks.fuzz.edges.constraints import constraints
@@ -28,6 +29,7 @@ _ALL = (
         kept_mib=64,
     ),
     Kind(name="http", reads="router: OpenAI's HTTP, from the headers on", opened=http),
+    Kind(name="batch-lines", reads="router and run-batch: files of batches", opened=batch_lines),
     Kind(
         name="constraints",
         reads="router: schemas, regular expressions, grammars, tags",

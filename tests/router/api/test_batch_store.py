@@ -1,5 +1,6 @@
 """The directory of files and batches: what a kill between two steps leaves is finished or removed later."""
 
+import errno
 import os
 import time
 from pathlib import Path
@@ -119,3 +120,29 @@ def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"batches_dir=.*file"):
         BatchStore(tmp_path / "file", 2**20)
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_an_upload_that_cannot_be_stored_leaves_only_its_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    store = BatchStore(tmp_path, 2**20)
+    real, num_calls = getattr(os, call), 0
+
+    def fail_second(*arguments: Any) -> Any:
+        """The content is there by then, what is told about it is not."""
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(*arguments)
+
+    part = store.new_part("t")
+    part.write_bytes(b"x")
+    monkeypatch.setattr(os, call, fail_second)
+    with pytest.raises(OSError, match="No space left"):
+        store.add_upload("t", part, "f", "batch")
+    monkeypatch.undo()
+    part.unlink(missing_ok=True)
+    assert not [*part.parent.iterdir()]
+    assert store.files("t") == []

@@ -53,8 +53,9 @@ class _Pause:
     """Until when a batch of this process is left alone, while others have their turn. Times are the event loop's."""
 
     until: float = 0.0
-    # Nobody has asked to end it, and it has not expired before this time: otherwise it is looked at at once.
-    is_open: bool = True
+    # When its last turn began it was over already. Otherwise it is looked at as soon as it is.
+    was_over: bool = False
+    # By time.time().
     expires_at: float = float("inf")
     later: Later = field(default_factory=lambda: Later(_SETTLE_S))
 
@@ -163,9 +164,10 @@ class Runner:
         pause = self._pauses.get(batch.folder.name)
         if pause is None or asyncio.get_running_loop().time() >= pause.until:
             return False
-        if not pause.is_open:
-            return True
-        return time.time() < pause.expires_at and await self._store.run(lambda: batch.cancelled_at) is None
+        return pause.was_over or not await self._is_over(batch, pause)
+
+    async def _is_over(self, batch: Batch, pause: _Pause) -> bool:
+        return time.time() >= pause.expires_at or await self._store.run(lambda: batch.cancelled_at) is not None
 
     def _end(self, tenant: str) -> None:
         del self._tasks[tenant]
@@ -179,6 +181,7 @@ class Runner:
         try:
             seconds = _POLL_S
             try:
+                pause.was_over = await self._is_over(batch, pause)
                 if await self._go_on(claim, batch, pause.later):
                     self._pauses.pop(batch.folder.name, None)
                     return
@@ -195,12 +198,11 @@ class Runner:
 
     async def _pause(self, claim: Claim, batch: Batch, pause: _Pause, seconds: float) -> None:
         """Leaves a batch alone for a while, and puts it behind all others of its tenant."""
-        pause.until, pause.is_open = asyncio.get_running_loop().time() + seconds, False
+        pause.until = asyncio.get_running_loop().time() + seconds
         with contextlib.suppress(StoreError):
             record = await self._store.run(batch.read)
             if record is not None:
                 pause.expires_at = record.expires_at
-                pause.is_open = await self._store.run(batch.why_over, record) is None
                 await self._store.run(claim.put_back)
 
     async def _note_failure(self, batch: Batch, error: Exception) -> int:
