@@ -180,7 +180,7 @@ class ObservabilityServer:
                     status, text = "403 Forbidden", f"Host={environ['HTTP_HOST'][:80]!r}: use {hosts}, or metrics_host"
                 elif path == "/metrics":
                     return metrics(environ, start_response)
-                if path == "/health":
+                elif path == "/health":
                     healthy, text = health()
                     status = "200 OK" if healthy else "503 Service Unavailable"
                 else:

@@ -264,3 +264,11 @@ def test_graph_settings_that_cannot_be_are_refused(text: str, words: list[str]):
     with pytest.raises(ConfigError) as error:
         load_options(flags={"compilation_config": text}, environ={})
     assert all(word in str(error.value) for word in words), error.value
+
+
+def test_allowed_hosts_are_names():
+    given = "localhost, .example.com,*,a-b.example.,10.0.0.7,::1"
+    assert len(load_options(None, {"allowed_hosts": given}, {}).allowed_hosts) == 6
+    for wrong in ("http://a.example", "a.example:8000", "a b", "*.example.com"):
+        with pytest.raises(ConfigError, match=r"allowed_hosts: .* is no host: use names without scheme and port"):
+            load_options(None, {"allowed_hosts": wrong}, {})

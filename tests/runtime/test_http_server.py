@@ -4,6 +4,7 @@ import socket
 import urllib.error
 import urllib.request
 
+import httpx
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
@@ -59,5 +60,22 @@ def test_an_error_in_a_collector_is_logged_and_the_scrape_fails(caplog: pytest.L
     try:
         assert get(server, "/health") == (500, "the log of this process has the cause\n")
         assert "cannot show /health" in caplog.text
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"), [("localhost:9090", 200), ("127.0.0.1", 200), ("evil.example:9090", 403), ("a.example", 403)]
+)
+def test_a_server_of_one_machine_answers_to_no_name_of_a_site(host: str, status: int) -> None:
+    """A page whose name leads here (DNS rebinding) reads no metrics."""
+    server = ObservabilityServer("127.0.0.1", 0, CollectorRegistry(), lambda: (True, "well"))
+    server.start()
+    try:
+        for path in ("/metrics", "/health"):
+            answer = httpx.get(f"http://127.0.0.1:{server.port}{path}", headers={"host": host})
+            assert answer.status_code == status
+            if status == 403:
+                assert f"Host={host!r}: use localhost" in answer.text
     finally:
         server.stop()
