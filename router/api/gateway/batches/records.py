@@ -4,13 +4,14 @@ import contextlib
 import errno
 import fcntl
 import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from router.api.gateway.batches.store import RECORD, BatchStore, StoredFile, remove_folder, write_whole
+from router.api.gateway.batches.store import RECORD, UNFINISHED, BatchStore, StoredFile, remove_folder, write_whole
 from router.batches.journal import sync_directory
 
 Status = Literal["validating", "in_progress", "finalizing", "completed", "failed", "expired", "cancelled"]
@@ -196,13 +197,15 @@ class Claim:
     @classmethod
     def make(cls, entry: Path) -> "Claim":
         """Puts a batch into the queue, and keeps others from running it. Raises OSError."""
-        file = os.open(entry, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # Locked before it has its name: nobody else can have it first.
+        file, name = tempfile.mkstemp(prefix=UNFINISHED, dir=entry.parent.parent)
         try:
-            # Another process may look at it for a moment.
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.replace(name, entry)
             sync_directory(entry.parent)
         except BaseException:
-            entry.unlink(missing_ok=True)
+            for path in (entry, Path(name)):
+                path.unlink(missing_ok=True)
             os.close(file)
             raise
         return cls(entry, file)

@@ -31,7 +31,7 @@ log = logging.getLogger("octavo.router.batches")
 T = TypeVar("T")
 # Each file counts as whole blocks, as in a file system: so there are not too many small ones, either.
 _BLOCK = 4096
-_UNFINISHED, _UNFINISHED_S = ".part-", 3600.0
+UNFINISHED, _UNFINISHED_S = ".part-", 3600.0
 # A content that nothing tells about is removed after this time: it may be in the making.
 _ORPHAN_S = 600.0
 # A disk with less room than this takes no batch's output.
@@ -84,7 +84,7 @@ class BatchStore:
     def new_part(self, tenant: str) -> Path:
         """Makes an empty file, to be filled and given to `add_file`."""
         folder = self._files(tenant)
-        number, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=folder)
+        number, name = tempfile.mkstemp(prefix=UNFINISHED, dir=folder)
         os.close(number)
         return Path(name)
 
@@ -171,7 +171,7 @@ class BatchStore:
                     stat = path.lstat()
                 except FileNotFoundError:
                     continue
-                if name.startswith(_UNFINISHED) and time.time() - stat.st_mtime > _UNFINISHED_S:
+                if name.startswith(UNFINISHED) and time.time() - stat.st_mtime > _UNFINISHED_S:
                     path.unlink(missing_ok=True)
                 elif folder and stat.st_ino not in seen:
                     seen.add(stat.st_ino)
@@ -255,7 +255,7 @@ def new_id(prefix: str) -> str:
 
 def write_whole(path: Path, data: bytes) -> None:
     """Writes a file beside its name, then gives it the name."""
-    number, name = tempfile.mkstemp(prefix=_UNFINISHED, dir=path.parent)
+    number, name = tempfile.mkstemp(prefix=UNFINISHED, dir=path.parent)
     try:
         with os.fdopen(number, "wb") as file:
             file.write(data)
