@@ -60,12 +60,8 @@ FLOORS = {
         if not line.startswith("#")
     )
 }
-# The most entries of a folder: about twelve, more where each entry is one item of a kind.
+# The most entries of a folder.
 MOST_ENTRIES = 20
-MORE_ENTRIES = {
-    "benchmarks.faults": 14, "benchmarks.gpu.ops": 17, "octavo": 14, "octavo.cli": 14, "router": 14, "runtime": 16,
-    "worker": 14, "worker.models.families": 14,
-}  # fmt: skip
 # The scheduling core is a function of its inputs: it does no I/O, reads no clock, and starts no threads.
 IMPURE = {"asyncio", "grpc", "logging", "os", "random", "socket", "subprocess", "threading", "time", "zmq"}
 
@@ -146,7 +142,7 @@ def test_no_modules_import_each_other(imports: dict[str, set[str]]) -> None:
 def test_a_folder_has_few_doors(imports: dict[str, set[str]]) -> None:
     folders = {module.rpartition(".")[0] for module in imports} - {""}
     crowded = {folder: len(entries_of(folder, imports)) for folder in folders}
-    crowded = {folder: count for folder, count in crowded.items() if count > MORE_ENTRIES.get(folder, MOST_ENTRIES)}
+    crowded = {folder: count for folder, count in crowded.items() if count > MOST_ENTRIES}
     assert not crowded
 
 

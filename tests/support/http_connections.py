@@ -23,6 +23,7 @@ class Application:
 
     def __init__(self) -> None:
         self.num_requests = 0
+        self.web_pages = None
         self.held, self._holding = asyncio.Event(), asyncio.Semaphore(0)
         self.app = Starlette(
             routes=[
