@@ -21,6 +21,7 @@ EDGES = {
     "http": (300, {"400", "200", "404"}),
     "batch-lines": (400, {"computed", "refused by the endpoint", "invalid_json_line", "invalid_body"}),
     "constraints": (60, {"refused", "generated"}),
+    "router-http-framing": (200, {"answered"}),
     "items": (200, {"refused", "decoded", "accepted, not decoded"}),
     "session-scheduler": (400, {"Session ended", "SubmitGroup", "RefuseGroup", "CancelGroup"}),
     "session-router": (400, {"taken", "Session ended", "a stream ended"}),

@@ -7,6 +7,7 @@ from benchmarks.fuzz.edges.client_http import http
 from benchmarks.fuzz.edges.constraints import constraints
 from benchmarks.fuzz.edges.coordination import coordination
 from benchmarks.fuzz.edges.elements import ELEMENTS_MIB, elements_edge
+from benchmarks.fuzz.edges.framing import router_framing
 from benchmarks.fuzz.edges.items import items
 from benchmarks.fuzz.edges.raw import CALLS_MIB
 from benchmarks.fuzz.edges.session import to_router, to_scheduler
@@ -56,6 +57,12 @@ _ALL = (
     ),
     Kind(name="router-grpc-port", reads="router: HTTP/2", opened=router_grpc),
     Kind(name="router-http-port", reads="router: HTTP/1.1", opened=router_http),
+    Kind(
+        name="router-http-framing",
+        reads="router: HTTP/1.1 in as many pieces as have room",
+        opened=router_framing,
+        most_held_s=0.05,
+    ),
     Kind(name="metrics-port", reads="every process: /metrics and /health", opened=metrics),
     Kind(name="curve-port", reads="scheduler: ZeroMQ over tcp, with CURVE", opened=curve),
 )
