@@ -221,3 +221,16 @@ def flood(framing: Framing, port: int, context: ssl.SSLContext | None, connectio
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def flood_with_all(port: int, http_port: int, connections: int, seconds: float) -> None:
+    """Sends each framing but TLS over some of so many connections."""
+    chosen = [each for each in framings() if each.layer != "tls"]
+    threads = [
+        threading.Thread(target=flood, args=(each, http_port if each.layer == "http" else port, None, 1, seconds))
+        for each in (chosen[number % len(chosen)] for number in range(connections))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
