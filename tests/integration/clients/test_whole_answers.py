@@ -54,7 +54,7 @@ class Server:
         await asyncio.get_running_loop().sock_connect(connection, (HOST, self.http.port))
         reader, writer = await asyncio.open_connection(sock=connection, limit=1024)
         data = json.dumps(body).encode()
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
         writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
         await writer.drain()
         return reader, writer
