@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -54,6 +53,7 @@ class Connection(HttpToolsProtocol):
     ) -> None:
         """is_overloaded: says if connections that wait for their client are to be given up. on_end: called once."""
         super().__init__(config, state, {})
+        self._application, self.app = self.app, self._answer
         self._framing, self._is_overloaded, self._on_end = framing, is_overloaded, on_end
         self._timer: asyncio.TimerHandle | None = None
         # Bytes that wait to be sent, when they were looked at last.
@@ -181,31 +181,30 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if not self.pipeline and self.is_waiting:
+        if not self.pipeline and self.cycle.response_complete:
             self._await_request()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._stop_timer()
-        super()._start_asgi_task(cycle, partial(self._answer, cycle, app))
-
-    async def _answer(self, cycle: RequestResponseCycle, app: Any, scope: Any, receive: Any, send: Any) -> None:
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         """Runs the application. An answer that begins before its request's body has come ends the connection."""
+        self._stop_timer()
+        # The body of a request that has others behind it has come.
+        cycle = self.cycle if self.cycle.scope is scope else None
         closes = False
 
         async def send_first(message: Any) -> None:
             nonlocal closes
             if message["type"] == "http.response.start":
-                if cycle.more_body:
+                if cycle is not None and cycle.more_body:
                     closes = True
                     message = {**message, "headers": [*message.get("headers", ()), (b"connection", b"close")]}
-            elif closes and not message.get("more_body", False):
+            elif closes and cycle is not None and not message.get("more_body", False):
                 # The answer is sent before the wait, all but its end.
                 await send({**message, "more_body": True})
                 await self._linger(cycle)
                 message = {"type": "http.response.body", "body": b"", "more_body": False}
             await send(message)
 
-        await app(scope, receive, send_first)
+        await self._application(scope, receive, send_first)
 
     async def _linger(self, cycle: RequestResponseCycle) -> None:
         """Waits for the end of a body that nobody wants, for a while."""
