@@ -318,7 +318,7 @@ class RouterServer:
         keys = [] if self.keys is None else [KeyInterceptor(self.keys)]
         options = self._options
         receiving = Receiving(max_message_bytes=options.max_message_bytes, max_total_bytes=options.max_bodies_bytes)
-        return [*tracing, *keys, OpenStreams(), receiving]
+        return [*tracing, *keys, receiving, OpenStreams()]
 
     def _on_replicas_change(self, replicas: ReplicaSet) -> None:
         serving = replicas.num_ready > 0 and not self.intake.draining

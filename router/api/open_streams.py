@@ -21,7 +21,8 @@ _PREFIXES = (f"/{health.SERVICE_NAME}/", "/grpc.reflection.")
 
 
 class OpenStreams(grpc.aio.ServerInterceptor):
-    """Counts these streams by connection, and refuses those that are too many."""
+    """Counts these streams by connection, and refuses those that are too many. It stands behind Receiving, which reads
+    their messages."""
 
     def __init__(self, most_streams: int = _MOST_STREAMS) -> None:
         self._room = SharedRoom(most_streams)

@@ -42,7 +42,7 @@ _UNKNOWN_BYTES = 1_024
 
 
 class Receiving(grpc.aio.ServerInterceptor):
-    """Receives the messages of each call, in place of gRPC. The last interceptor."""
+    """Receives the messages of each call, in place of gRPC. Those behind it get messages as it passes them on."""
 
     def __init__(self, *, max_message_bytes: int, max_total_bytes: int) -> None:
         """max_total_bytes: option max_bodies_bytes."""

@@ -23,7 +23,7 @@ _WATCH = health_pb2.HealthCheckRequest()
 async def serving(most_streams: int) -> AsyncIterator[str]:
     """A server with the interceptors of a router without keys."""
     receiving = Receiving(max_message_bytes=2**20, max_total_bytes=2**24)
-    server = grpc.aio.server(interceptors=[OpenStreams(most_streams), receiving])
+    server = grpc.aio.server(interceptors=[receiving, OpenStreams(most_streams)])
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)  # type: ignore[attr-defined]
     add_reflection(server)
     port = server.add_insecure_port("127.0.0.1:0")
