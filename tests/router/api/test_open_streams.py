@@ -20,23 +20,19 @@ _WATCH = health_pb2.HealthCheckRequest()
 
 
 @contextlib.asynccontextmanager
-async def serving(most_streams: int) -> AsyncIterator[str]:
-    """A server with the interceptors of a router without keys."""
+async def serving(most_streams: int) -> AsyncIterator[list[str]]:
+    """A server with the interceptors of a router without keys, at two addresses: gRPC may share a connection between
+    channels of one."""
     receiving = Receiving(max_message_bytes=2**20, max_total_bytes=2**24)
     server = grpc.aio.server(interceptors=[receiving, OpenStreams(most_streams)])
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)  # type: ignore[attr-defined]
     add_reflection(server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    ports = [server.add_insecure_port("127.0.0.1:0") for _ in range(2)]
     await server.start()
     try:
-        yield f"127.0.0.1:{port}"
+        yield [f"127.0.0.1:{port}" for port in ports]
     finally:
         await server.stop(0)
-
-
-def _channel(address: str) -> grpc.aio.Channel:
-    # Channels of one address share a connection otherwise.
-    return grpc.aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
 
 
 def _stub(kind: Any, channel: grpc.aio.Channel) -> Any:
@@ -45,7 +41,12 @@ def _stub(kind: Any, channel: grpc.aio.Channel) -> Any:
 
 
 async def test_a_connection_has_no_more_watches_than_are_free() -> None:
-    async with asyncio.timeout(_WAIT_S), serving(4) as address, _channel(address) as one, _channel(address) as other:
+    async with (
+        asyncio.timeout(_WAIT_S),
+        serving(4) as addresses,
+        grpc.aio.insecure_channel(addresses[0]) as one,
+        grpc.aio.insecure_channel(addresses[1]) as other,
+    ):
         stub, others = _stub(health_pb2_grpc.HealthStub, one), _stub(health_pb2_grpc.HealthStub, other)
         watches = [stub.Watch(_WATCH) for _ in range(2)]
         for watch in watches:
@@ -67,7 +68,7 @@ async def test_a_connection_has_no_more_watches_than_are_free() -> None:
 async def test_a_reflection_stream_has_so_many_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_streams, "MOST_MESSAGES", 3)
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
-    async with asyncio.timeout(_WAIT_S), serving(4) as address, _channel(address) as channel:
+    async with asyncio.timeout(_WAIT_S), serving(4) as addresses, grpc.aio.insecure_channel(addresses[0]) as channel:
         stub = _stub(reflection_pb2_grpc.ServerReflectionStub, channel)
         answers = [answer async for answer in stub.ServerReflectionInfo(iter([asked] * 3))]
         assert len(answers) == 3
