@@ -6,6 +6,7 @@ import ssl
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 BYTES, _BLOCK = 4 * 2**20, 65_536
@@ -223,9 +224,9 @@ def flood(framing: Framing, port: int, context: ssl.SSLContext | None, connectio
         thread.join()
 
 
-def flood_with_all(port: int, http_port: int, connections: int, seconds: float) -> None:
-    """Sends each framing but TLS over some of so many connections."""
-    chosen = [each for each in framings() if each.layer != "tls"]
+def flood_with_all(port: int, http_port: int, layers: Sequence[str], connections: int, seconds: float) -> None:
+    """Sends each framing of these layers over some of so many connections."""
+    chosen = [each for each in framings() if each.layer in layers]
     threads = [
         threading.Thread(target=flood, args=(each, http_port if each.layer == "http" else port, None, 1, seconds))
         for each in (chosen[number % len(chosen)] for number in range(connections))

@@ -1,7 +1,11 @@
-"""Runs 64 streams of a real cluster beside 100 connections that send bytes in all framings, for ten minutes.
+"""Runs 64 streams of a real cluster beside 100 connections that send bytes in many framings, for ten minutes.
 
-    python -m benchmarks.router.harm.siege                                   11 minutes
+    python -m benchmarks.router.harm.siege                                   14 minutes
     python -m benchmarks.router.harm.siege --seconds 60 --connections 20     shorter
+    python -m benchmarks.router.harm.siege --layers http,http2,grpc          HTTP/2 frames, too
+
+By default the framings are those of HTTP/1.1. HTTP/2 frames are taken apart by gRPC's C core, on threads of its own: on
+two cores, floods of small ones leave no time for anything else.
 
 SmolLM2 behind one router (`octavo up`). Each of the streams asks for 96 greedy tokens again and again. What it got in
 the first, quiet quarter of the time is what it must get in the siege. gap_ms is the longest that a stream waited
@@ -74,7 +78,8 @@ class Streams:
                     tokens = tuple(stream.generation.choices[0].token_ids)
             except Exception as error:  # noqa: BLE001 - any error is a finding
                 phase.num_failed += 1
-                phase.failures.append(f"{type(error).__name__}: {error}"[:200])
+                if (failure := f"{type(error).__name__}: {error}"[:200]) not in phase.failures:
+                    phase.failures.append(failure)
                 await asyncio.sleep(1)
                 continue
             phase.num_streams += 1
@@ -94,11 +99,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600.0, help="of the siege; a quarter more before it, quietly")
     parser.add_argument("--connections", type=int, default=100)
+    parser.add_argument("--layers", default="http", help="of http, http2 and grpc; default: %(default)s")
     parser.add_argument("--flood", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.flood:
         grpc_port, http_port = map(int, arguments.flood.split(","))
-        flood_with_all(grpc_port, http_port, arguments.connections, arguments.seconds)
+        layers = arguments.layers.split(",")
+        flood_with_all(grpc_port, http_port, layers, arguments.connections, arguments.seconds)
         return
     port, http_port = free_port(), free_port()
     flags = (f"--config={LOCAL}", f"--port={port}", f"--http-port={http_port}", "--log-level=warning")
@@ -110,6 +117,7 @@ def main() -> None:
         command = [
             *(sys.executable, "-m", "benchmarks.router.harm.siege", f"--flood={port},{http_port}"),
             *(f"--connections={arguments.connections}", f"--seconds={arguments.seconds}"),
+            f"--layers={arguments.layers}",
         ]
         with subprocess.Popen(command, cwd=ROOT, preexec_fn=lambda: os.nice(19)):
             siege = asyncio.run(streams.run("siege", arguments.seconds))
