@@ -106,14 +106,14 @@ class Connection(HttpToolsProtocol):
                     f"have as many again and {MOST_OTHER_BYTES} more",
                 )
         except AbsurdFraming as error:
-            self._refuse_framing(error)
+            self._refuse(HTTPStatus.BAD_REQUEST, str(error))
         except _Refused as error:
             self._refuse(error.status, str(error))
         except httptools.HttpParserError as error:
             if isinstance(cause := error.__context__, _Refused):
                 self._refuse(cause.status, str(cause))
             elif isinstance(cause, AbsurdFraming):
-                self._refuse_framing(cause)
+                self._refuse(HTTPStatus.BAD_REQUEST, str(cause))
             else:
                 self._refuse(HTTPStatus.BAD_REQUEST, f"this is no HTTP/1.1 request: {error}")
 
@@ -241,14 +241,9 @@ class Connection(HttpToolsProtocol):
             return b""
         return b"".join(b"%s: %s\r\n" % header for header in told)
 
-    def _refuse_framing(self, error: AbsurdFraming) -> None:
-        """Reads no more, either: a segment costs most of its time before it comes here."""
-        self._refuse(HTTPStatus.BAD_REQUEST, str(error))
-        if not self.transport.is_closing():
-            self.flow.pause_reading()
-
     def _refuse(self, status: HTTPStatus, why: str) -> None:
-        """Answers with an error, if no answer is under way, and closes."""
+        """Answers with an error, if no answer is under way, and closes. Reads no more: that costs most of a byte's
+        time."""
         self._is_over = True
         cycle = self.cycle
         if not self.is_waiting or (cycle is not None and cycle.response_started and not cycle.response_complete):
@@ -266,6 +261,7 @@ class Connection(HttpToolsProtocol):
         )
         if self.transport.can_write_eof():
             self.transport.write_eof()
+        self.flow.pause_reading()
         self._stop_timer()
         self._timer = self.loop.call_later(LINGER_S, self._close)
 
