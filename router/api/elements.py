@@ -52,7 +52,7 @@ class _Field:
 
 @dataclass(slots=True)
 class Plan:
-    """What is counted in messages of one type."""
+    """The fields to count in messages of one type."""
 
     fields: dict[int, _Field] = field(default_factory=dict)
     num_fields: int = 0
@@ -61,7 +61,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Count:
-    """What a message has: fields on the wire, numbers in packed fields, and bytes of unknown fields."""
+    """Counts of a message: fields on the wire, numbers in packed fields, and bytes of unknown fields."""
 
     num_fields: int = 0
     num_numbers: int = 0
@@ -138,7 +138,7 @@ def counting(data: bytes, plan: Plan, count: Count) -> Generator[None, None, Non
 
 def _counting(data: bytes, plan: Plan, count: Count) -> Generator[None, None, None]:
     fields, end, position, num_fields = plan.fields, len(data), 0, 0
-    # What is known of the messages around this one.
+    # The messages around this one: their fields, ends and names.
     outer: list[tuple[dict[int, _Field], int, str]] = []
     num_elements = [0] * plan.num_fields
     slice_end = _SLICE_FIELDS

@@ -82,7 +82,7 @@ class Receiving(grpc.aio.ServerInterceptor):
 
             return grpc.stream_stream_rpc_method_handler(answer, response_serializer=serialize)
 
-        # What it writes is serialized already.
+        # The method writes a serialized answer by itself.
         if getattr(handler.unary_unary, "writes_answer", False):
 
             async def answer_itself(requests: object, context: grpc.aio.ServicerContext) -> None:
@@ -174,7 +174,7 @@ class Receiving(grpc.aio.ServerInterceptor):
                 message.append(_parsed(parse, message.pop(), count))
                 return
             async with self._parsing:
-                # What waits for the event loop gets it before and behind each large message.
+                # Other callbacks run before and after each large message.
                 await asyncio.sleep(0)
                 message.append(_parsed(parse, message.pop(), count))
                 await asyncio.sleep(0)

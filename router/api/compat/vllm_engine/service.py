@@ -64,7 +64,7 @@ class VllmEngineService(VllmEngineServicer):
     async def Abort(self, request: vllm.AbortRequest, context: Context) -> vllm.AbortResponse:
         """Passes over ids that are not live: a request may end while it is aborted."""
         for request_id in dict.fromkeys(request.request_ids):
-            # What can be no id is not live, and nobody else is asked for it.
+            # An impossible id is not live: nobody else is asked for it.
             with contextlib.suppress(NoReplica, InvalidRequest):
                 check_request_id(request_id)
                 await self._intake.live.cancel(request_id)

@@ -64,7 +64,7 @@ class BatchStore:
             with tempfile.TemporaryFile(dir=directory):
                 pass
         except OSError as error:
-            # What is stored can be read, and deleted, when the disk is full.
+            # Stored data can be read, and deleted, when the disk is full.
             if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not (directory / _QUEUE).is_dir():
                 raise self._failure(error) from None
             log.error("%s", self._failure(error))
