@@ -9,11 +9,9 @@ from pathlib import Path
 from random import Random
 
 from benchmarks.fuzz.edge import Edge
-from benchmarks.fuzz.edges.cluster import small_cluster
 from benchmarks.fuzz.edges.raw import RawSocket
+from benchmarks.fuzz.edges.sockets import http_port
 from benchmarks.fuzz.mutation import change_bytes
-from router.api.gateway.app import Gateway
-from router.api.gateway.server import GatewayServer
 
 _TICK_S = 0.005
 _PATHS = (b"/v1/completions", b"/v1/models", b"/ping", b"/v1/files", b"/nothing", b"/v1/models/" + b"a" * 3000)
@@ -84,29 +82,12 @@ class _Framed(RawSocket):
 
 @asynccontextmanager
 async def router_framing(directory: Path) -> AsyncIterator[Edge]:
-    async with small_cluster(directory) as cluster:
-        router = cluster.router
-        gateway = Gateway(router.intake, router.metrics.registry, router.readiness, max_body_bytes=2**20)
-        server = GatewayServer(gateway, "127.0.0.1", 0)
-        server.start()
-
-        async def check() -> None:
-            async with asyncio.timeout(15):
-                reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-                writer.write(b"GET /ping HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-                answer = await reader.read()
-            assert answer.endswith(b"ready\n"), f"a good request gets {answer[:60]!r}"
-            writer.close()
-            await cluster.check()
-
-        edge = _Framed(server.port, framed, check)
+    async with http_port(directory) as (port, check):
+        edge = _Framed(port, framed, check)
         ticking = asyncio.create_task(edge.tick())
         try:
-            # It listens from the next turn on.
-            await asyncio.sleep(0)
             yield edge
         finally:
             ticking.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await ticking
-            await server.stop()

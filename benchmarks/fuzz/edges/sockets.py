@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
@@ -71,7 +71,8 @@ async def router_grpc(directory: Path) -> AsyncIterator[Edge]:
 
 
 @asynccontextmanager
-async def router_http(directory: Path) -> AsyncIterator[Edge]:
+async def http_port(directory: Path) -> AsyncIterator[tuple[int, Callable[[], Awaitable[None]]]]:
+    """Yields a router's HTTP port, and a check that good requests are still answered there."""
     async with small_cluster(directory) as cluster:
         router = cluster.router
         gateway = Gateway(router.intake, router.metrics.registry, router.readiness, max_body_bytes=2**20)
@@ -83,9 +84,15 @@ async def router_http(directory: Path) -> AsyncIterator[Edge]:
             await cluster.check()
 
         try:
-            yield RawSocket(server.port, _of_http, check)
+            yield server.port, check
         finally:
             await server.stop()
+
+
+@asynccontextmanager
+async def router_http(directory: Path) -> AsyncIterator[Edge]:
+    async with http_port(directory) as (port, check):
+        yield RawSocket(port, _of_http, check)
 
 
 @asynccontextmanager
