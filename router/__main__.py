@@ -23,6 +23,7 @@ from router.errors import AddressError
 from router.security.keys import Keys, KeysError
 from router.server import ProcessIndex, RouterServer
 from router.text.tokenizer import Tokenizer
+from runtime.free_memory import giving_memory_back
 from runtime.model_files import ModelNotFoundError, resolve_model
 from runtime.process import end_process, most_connections, raise_open_files
 from runtime.progress.watchdog import Watchdog, watch_event_loop
@@ -88,6 +89,7 @@ async def _serve(options: Options, index: ProcessIndex) -> None:
     try:
         watchdog = watching.enter_context(watch_event_loop(options.hang_timeout))
         watching.enter_context(watch_lag(server.metrics.lag))
+        watching.enter_context(giving_memory_back())
         http = _observe(options, index, server, watchdog)
         gateway = _serve_http(options, index, server, watchdog)
         log.info("listening on %s port %d", options.host, server.port)

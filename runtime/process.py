@@ -52,14 +52,6 @@ def most_connections(wanted: int) -> int:
     return max(1, min(wanted, raise_open_files() * 3 // 4))
 
 
-def give_back_free_memory() -> None:
-    """Returns freed memory that malloc holds to the system, if the C library supports it."""
-    import ctypes  # few processes need it
-
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
-
-
 def private_directory(path: Path) -> Path:
     """Makes a directory of mode 0700, or checks that an existing one is ours and closed to others.
 

@@ -10,7 +10,7 @@ import torch
 
 from kernels.linear.weights import BLOCK, Int4Weight, Int8Weight, Weight, map_tensors, slice_inputs, slice_outputs
 from kernels.native.memory import passing_memory
-from runtime.process import give_back_free_memory
+from runtime.free_memory import give_back_free_memory
 from worker.weights.reader import Shape
 
 # Numbers in a piece: conversion makes several float32 copies of it, which fit into a core's cache.

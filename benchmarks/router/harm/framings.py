@@ -1,5 +1,11 @@
-"""The same bytes in pieces of many sizes, and senders of them, for benchmarks.router.harm.framing."""
+"""The same bytes in pieces of many sizes, and senders of them, for benchmarks.router.harm.framing and siege.
 
+    python -m benchmarks.router.harm.framings --port 50051 --http-port 8000 --layers http --share 0.25
+
+Sends over many connections at once to a router on this machine.
+"""
+
+import argparse
 import contextlib
 import socket
 import ssl
@@ -203,19 +209,53 @@ class Sender:
                 return
 
 
-def flood(framing: Framing, port: int, context: ssl.SSLContext | None, connections: int, seconds: float) -> None:
+class _Pace:
+    """Holds the threads of this process back to a share of one core: none of it is saved up for later."""
+
+    _WINDOW_S = 0.05
+
+    def __init__(self, share: float) -> None:
+        self._share, self._lock = share, threading.Lock()
+        self._since, self._cpu_since = time.monotonic(), time.process_time()
+
+    def wait(self) -> None:
+        while self._is_ahead():
+            time.sleep(self._WINDOW_S / 5)
+
+    def _is_ahead(self) -> bool:
+        with self._lock:
+            now, cpu = time.monotonic(), time.process_time()
+            if cpu - self._cpu_since > self._share * (now - self._since):
+                return True
+            if now - self._since > self._WINDOW_S:
+                self._since, self._cpu_since = now, cpu
+            return False
+
+
+def flood(
+    framing: Framing,
+    port: int,
+    context: ssl.SSLContext | None,
+    connections: int,
+    seconds: float,
+    pace: _Pace | None = None,
+) -> None:
     """Sends over so many connections; one that ends is opened again."""
     until = time.monotonic() + seconds
+    size = BYTES // 16 if pace is None else _BLOCK
 
     def one() -> None:
         while time.monotonic() < until:
             with contextlib.suppress(OSError):
                 sender = Sender(framing, port, context)
                 try:
-                    while time.monotonic() < until and not sender.send(BYTES // 16)[1]:
-                        pass
+                    while time.monotonic() < until and not sender.send(size)[1]:
+                        if pace is not None:
+                            pace.wait()
                 finally:
                     sender.close()
+            if pace is not None:
+                pace.wait()
 
     threads = [threading.Thread(target=one) for _ in range(connections)]
     for thread in threads:
@@ -224,14 +264,39 @@ def flood(framing: Framing, port: int, context: ssl.SSLContext | None, connectio
         thread.join()
 
 
-def flood_with_all(port: int, http_port: int, layers: Sequence[str], connections: int, seconds: float) -> None:
-    """Sends each framing of these layers over some of so many connections."""
-    chosen = [each for each in framings() if each.layer in layers]
+def flood_with_all(
+    port: int, http_port: int, layers: Sequence[str], connections: int, seconds: float, share: float
+) -> None:
+    """Sends each framing of these layers over some of so many connections. share: of one core, that all may take."""
+    chosen, pace = [each for each in framings() if each.layer in layers], _Pace(share)
     threads = [
-        threading.Thread(target=flood, args=(each, http_port if each.layer == "http" else port, None, 1, seconds))
+        threading.Thread(target=flood, args=(each, http_port if each.layer == "http" else port, None, 1, seconds, pace))
         for each in (chosen[number % len(chosen)] for number in range(connections))
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=50051)
+    parser.add_argument("--http-port", type=int, default=8000)
+    parser.add_argument("--layers", default="http", help="of http, http2 and grpc; default: %(default)s")
+    parser.add_argument("--connections", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--share", type=float, default=0.25, help="of one core, for all senders; default: %(default)s")
+    arguments = parser.parse_args()
+    flood_with_all(
+        arguments.port,
+        arguments.http_port,
+        arguments.layers.split(","),
+        arguments.connections,
+        arguments.seconds,
+        arguments.share,
+    )
+
+
+if __name__ == "__main__":
+    main()

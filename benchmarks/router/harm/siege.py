@@ -4,14 +4,14 @@
     python -m benchmarks.router.harm.siege --seconds 60 --connections 20     shorter
     python -m benchmarks.router.harm.siege --layers http,http2,grpc          HTTP/2 frames, too
 
-By default the framings are those of HTTP/1.1. HTTP/2 frames are taken apart by gRPC's C core, on threads of its own: on
-two cores, floods of small ones leave no time for anything else.
-
 SmolLM2 behind one router (`octavo up`). Each of the streams asks for 96 greedy tokens again and again. What it got in
 the first, quiet quarter of the time is what it must get in the siege. gap_ms is the longest that a stream waited
 between two messages. Prints a line for each phase, and exits 1 if a process has ended, a stream differs or failed, a
 gap in the siege is more than 0.2 s above the longest quiet one, or the router's memory does not come back to 1.1 times
-what it was. All processes share the machine's cores; the senders have the lowest priority.
+what it was.
+
+The workers have the last core to themselves, everything else the others: what is measured is the router, not who gets
+the processor. All senders take a share of one core at most (on this machine; a real flood has its own).
 """
 
 import argparse
@@ -27,7 +27,6 @@ import psutil
 
 from benchmarks.cluster.up import LOCAL, ROOT, serving
 from benchmarks.router.harm.framing import Pings
-from benchmarks.router.harm.framings import flood_with_all
 from octavo import AsyncClient, Delta, SamplingParams
 from tests.support.ports import free_port
 
@@ -91,8 +90,17 @@ def _children(up: subprocess.Popen[bytes]) -> dict[str, psutil.Process]:
     for child in psutil.Process(up.pid).children(recursive=True):
         command = child.cmdline()
         if "-m" in command and (name := command[command.index("-m") + 1]) in ("router", "scheduler", "worker"):
-            found[name] = child
+            found[name if name == "router" else f"{name} {child.pid}"] = child
     return found
+
+
+def _place(up: subprocess.Popen[bytes]) -> None:
+    """Gives the workers the last core, and everything else, this process too, the others."""
+    *others, last = sorted(os.sched_getaffinity(0))
+    for process in (psutil.Process(), psutil.Process(up.pid), *psutil.Process(up.pid).children(recursive=True)):
+        is_worker = "worker" in process.cmdline()
+        for thread in process.threads():
+            os.sched_setaffinity(thread.id, [last] if is_worker or not others else others)
 
 
 def main() -> None:
@@ -100,26 +108,22 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="of the siege; a quarter more before it, quietly")
     parser.add_argument("--connections", type=int, default=100)
     parser.add_argument("--layers", default="http", help="of http, http2 and grpc; default: %(default)s")
-    parser.add_argument("--flood", help=argparse.SUPPRESS)
+    parser.add_argument("--share", type=float, default=0.25, help="of one core, for all senders; default: %(default)s")
     arguments = parser.parse_args()
-    if arguments.flood:
-        grpc_port, http_port = map(int, arguments.flood.split(","))
-        layers = arguments.layers.split(",")
-        flood_with_all(grpc_port, http_port, layers, arguments.connections, arguments.seconds)
-        return
     port, http_port = free_port(), free_port()
     flags = (f"--config={LOCAL}", f"--port={port}", f"--http-port={http_port}", "--log-level=warning")
+    command = [
+        *(sys.executable, "-m", "benchmarks.router.harm.framings", f"--port={port}", f"--http-port={http_port}"),
+        *(f"--connections={arguments.connections}", f"--seconds={arguments.seconds}"),
+        *(f"--layers={arguments.layers}", f"--share={arguments.share}"),
+    ]
     with serving(*flags) as (up, _):
+        _place(up)
         before = _children(up)
         streams = Streams(port, http_port)
         quiet = asyncio.run(streams.run("quiet", max(arguments.seconds / 4, 30)))
         memory = before["router"].memory_info().rss
-        command = [
-            *(sys.executable, "-m", "benchmarks.router.harm.siege", f"--flood={port},{http_port}"),
-            *(f"--connections={arguments.connections}", f"--seconds={arguments.seconds}"),
-            f"--layers={arguments.layers}",
-        ]
-        with subprocess.Popen(command, cwd=ROOT, preexec_fn=lambda: os.nice(19)):
+        with subprocess.Popen(command, cwd=ROOT):
             siege = asyncio.run(streams.run("siege", arguments.seconds))
         peak = before["router"].memory_info().rss
         time.sleep(_SETTLE_S)

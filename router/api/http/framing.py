@@ -5,7 +5,9 @@ times the processor time of the same body in one (benchmarks/router/harm/framing
 connection whose pieces are many and tiny ends.
 """
 
+import asyncio
 import socket
+import time
 from typing import Any
 
 # A connection may have this many pieces of any size, one more for so many bytes on the wire, and more for each request,
@@ -15,6 +17,9 @@ FREE_PIECES, BYTES_A_PIECE, PIECES_A_REQUEST = 1024, 128, 16
 PIECES_A_RECORD = 3
 # The most that one read takes, so that one connection's bytes hold the event loop only so long.
 READ_BYTES = 65_536
+# Seconds in which a turn of the event loop begins reads. What is not read then waits for the next turn, behind all
+# that has been going on.
+READS_S = 0.002
 # A TLS record's header: its type, version, and length in two bytes (RFC 8446, 5.1).
 _RECORD_HEADER = 5
 
@@ -42,6 +47,27 @@ class Framing:
             )
 
 
+class Turns:
+    """Bounds the time that the reads of all connections take in one turn of the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        # When this turn's first read began; 0: there was none.
+        self._began = 0.0
+
+    def enter(self) -> None:
+        """Raises BlockingIOError if no read may begin: asyncio calls again in the next turn."""
+        now = time.perf_counter()
+        if not self._began:
+            self._began = now
+            self._loop.call_soon(self._end)
+        elif now - self._began > READS_S:
+            raise BlockingIOError
+
+    def _end(self) -> None:
+        self._began = 0.0
+
+
 class CountedSocket(socket.socket):
     """A connected socket that counts what it reads, and reads at most READ_BYTES at once.
 
@@ -49,19 +75,21 @@ class CountedSocket(socket.socket):
     """
 
     framing: Framing
+    turns: Turns
     # Bytes of the TLS record that has begun and not come yet, and its header as far as it has come.
     _left = 0
     _header: bytearray
 
     @classmethod
-    def of(cls, connected: socket.socket, framing: Framing) -> "CountedSocket":
+    def of(cls, connected: socket.socket, framing: Framing, turns: Turns) -> "CountedSocket":
         """Takes a socket's place."""
         counted = cls(fileno=connected.detach())
-        counted.framing, counted._header = framing, bytearray()
+        counted.framing, counted.turns, counted._header = framing, turns, bytearray()
         return counted
 
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
         """Reads plain bytes. Does not raise AbsurdFraming: the protocol, which parses them, does."""
+        self.turns.enter()
         data = super().recv(min(bufsize, READ_BYTES), flags)
         self.framing.num_pieces += 1
         self.framing.num_bytes += len(data)
@@ -69,6 +97,7 @@ class CountedSocket(socket.socket):
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         """Reads TLS records, before they are decrypted. Raises AbsurdFraming."""
+        self.turns.enter()
         size = super().recv_into(buffer, min(nbytes or len(buffer), READ_BYTES), flags)
         self.framing.add(1 + PIECES_A_RECORD * self._count_records(memoryview(buffer)[:size]), size)
         return size

@@ -13,12 +13,8 @@ from prometheus_client import Gauge
 
 from router.errors import DuplicateRequest
 from router.intake.attach.transcript import Reader, Transcript
-from runtime.process import give_back_free_memory
 
 log = logging.getLogger("octavo.router.intake.attach")
-
-# After so many streams have gone, and seconds later, malloc is told to give their memory back.
-_GIVE_BACK_AFTER, _GIVE_BACK_DELAY_S = 64, 5.0
 
 # How a stream was begun. It is read in the same way.
 Protocol = Literal["grpc", "http"]
@@ -60,8 +56,6 @@ class HeldStreams:
         # Those without a reader, by tenant; the one that has had none for longest comes first.
         self._detached: defaultdict[str, dict[str, HeldStream]] = defaultdict(dict)
         self._ending: set[asyncio.Task[None]] = set()
-        self._num_gone = 0
-        self._giving_back: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -121,9 +115,6 @@ class HeldStreams:
         """Ends and forgets all."""
         for held in list(self._streams.values()):
             self._drop(held)
-        if self._giving_back is not None:
-            self._giving_back.cancel()
-            self._ending.add(self._giving_back)
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _makes_room(self, held: HeldStream) -> bool:
@@ -145,15 +136,6 @@ class HeldStreams:
         task = asyncio.get_running_loop().create_task(_close(held))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
-        self._num_gone += 1
-        if self._num_gone >= _GIVE_BACK_AFTER and (self._giving_back is None or self._giving_back.done()):
-            self._giving_back = asyncio.create_task(self._give_back())
-
-    async def _give_back(self) -> None:
-        """Has malloc give memory back that streams have left between what lives on. It would keep it for ever."""
-        await asyncio.sleep(_GIVE_BACK_DELAY_S)
-        self._num_gone = 0
-        await asyncio.to_thread(give_back_free_memory)
 
     def _forget_detached(self, held: HeldStream) -> None:
         """Notes that it has a reader, or is not there any more."""

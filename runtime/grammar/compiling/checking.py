@@ -10,7 +10,6 @@ expressions keep the interpreter's lock: 64 KiB of line ends took 100 s, in whic
 Reads constraints from its standard input and answers each with the canonical form or what is wrong (messages.py).
 """
 
-import ctypes
 import os
 import resource
 import signal
@@ -20,6 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from protos.inference_pb2 import Constraint
+from runtime.free_memory import give_back_free_memory
 from runtime.grammar.compiling.messages import REFUSED, TAKEN, read_message, write_message
 from runtime.grammar.constraints import canonical_constraint, library_grammar
 from runtime.grammar.engine import ConstraintError
@@ -42,7 +42,6 @@ def main(directory: str, vocab_size: str, eos_token_ids: str, seconds: str, mib:
         return
     # What every grammar needs is there before memory is bounded.
     _error('start: "a" /b+/', vocabulary)
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     write_message(sys.stdout.buffer, b"")
     while (asked := read_message(sys.stdin.buffer)) is not None:
         _bound_memory(int(mib))
@@ -51,8 +50,7 @@ def main(directory: str, vocab_size: str, eos_token_ids: str, seconds: str, mib:
         answer = _answer(Constraint.FromString(asked), vocabulary)
         signal.setitimer(signal.ITIMER_REAL, 0)
         write_message(sys.stdout.buffer, answer)
-        if trim is not None:
-            trim(0)
+        give_back_free_memory()
 
 
 def _answer(constraint: Constraint, vocabulary: Vocabulary) -> bytes:

@@ -155,11 +155,12 @@ async def test_many_tiny_tls_records_end_their_connection(tls: tuple[TlsFiles, s
         assert (answer, is_ended) == (b"", True)
 
 
-def test_records_are_counted_however_reads_cut_them() -> None:
+async def test_records_are_counted_however_reads_cut_them() -> None:
+    turns = framing.Turns(asyncio.get_running_loop())
     records = b"".join(b"\x17\x03\x03" + size.to_bytes(2) + bytes(size) for size in (0, 1, 7, 300, 0, 0, 16_640))
     for step in (1, 2, 3, 5, 8, 64, 30_000):
         ours, theirs = socket.socketpair()
-        counted = framing.CountedSocket.of(ours, Framing())
+        counted = framing.CountedSocket.of(ours, Framing(), turns)
         with counted, theirs:
             found = sum(
                 counted._count_records(memoryview(records)[at : at + step]) for at in range(0, len(records), step)
@@ -173,6 +174,27 @@ def test_tiny_segments_are_pieces_too() -> None:
         counts.add(1, 1)
     with pytest.raises(AbsurdFraming, match="1033 bytes came in 1033 pieces"):
         counts.add(1, 1)
+
+
+async def test_a_turn_of_the_loop_begins_reads_for_so_long_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framing, "READS_S", -1.0)
+    loop = asyncio.get_running_loop()
+    turns = framing.Turns(loop)
+    for _ in range(3):
+        turns.enter()
+        for _ in range(2):
+            with pytest.raises(BlockingIOError):
+                turns.enter()
+        await asyncio.sleep(0)
+
+
+async def test_connections_that_a_turn_did_not_read_are_read_in_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One read a turn: all requests are answered nevertheless."""
+    monkeypatch.setattr(framing, "READS_S", -1.0)
+    head = _CHUNKED.replace(b"host", b"connection: close\r\nhost")
+    async with serving() as (_, port):
+        answers = await asyncio.gather(*(sent(port, head, chunks(5000, 50), b"0\r\n\r\n") for _ in range(20)))
+    assert all(answer.endswith(b"250000") for answer in answers)
 
 
 async def test_small_requests_go_on_for_ever() -> None:
