@@ -5,6 +5,7 @@
                                                                where they are installed
     python -m benchmarks.cluster.http_cost --before DIR        also the router, or cluster, of another checkout
     python -m benchmarks.cluster.http_cost --rounds 5 --json   medians of more rounds; a line of JSON a figure
+    python -m benchmarks.cluster.http_cost --streams 8         fewer at once
 
 The requests are those of `octavo bench serve`, sent by this process: prompts of 128 token ids (words, for chats), 128
 tokens out (--real: 64), 64 at once; then 128 in, 1 out. The APIs take turns in each round, and figures are medians.
@@ -149,12 +150,14 @@ def _process(command: Sequence[str], source: Path, cores: Sequence[int]) -> Iter
 
 
 class Run:
-    def __init__(self, rounds: int, turns: int, output_len: int, num_requests: int, *, as_json: bool) -> None:
-        """turns: requests of each stream. num_requests: those of one token."""
+    def __init__(
+        self, rounds: int, streams: int, turns: int, output_len: int, num_requests: int, *, as_json: bool
+    ) -> None:
+        """streams: requests at once. turns: requests of each stream. num_requests: those of one token."""
         self._rounds, self._as_json = rounds, as_json
         self._loads = {
-            "token": Load(num_requests=turns * STREAMS, rate=math.inf, concurrency=STREAMS, output_len=output_len),
-            "request": Load(num_requests=num_requests, rate=math.inf, concurrency=STREAMS, output_len=1),
+            "token": Load(num_requests=turns * streams, rate=math.inf, concurrency=streams, output_len=output_len),
+            "request": Load(num_requests=num_requests, rate=math.inf, concurrency=streams, output_len=1),
         }
         self._seed = 0
 
@@ -244,10 +247,12 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="another checkout, whose router is measured, too")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--streams", type=int, default=STREAMS, help="requests at once; default: %(default)s")
     arguments = parser.parse_args()
+    streams = arguments.streams
     sources = {"octavo": ROOT} | ({} if arguments.before is None else {"before": arguments.before.resolve()})
     if arguments.real:
-        run = Run(arguments.rounds, 1, 64, 2 * STREAMS, as_json=arguments.json)
+        run = Run(arguments.rounds, streams, 1, 64, 2 * streams, as_json=arguments.json)
         with contextlib.ExitStack() as stack:
             # One works while the other waits.
             run.compare([stack.enter_context(real_cluster(name, source)) for name, source in sources.items()])
@@ -261,7 +266,8 @@ def main() -> None:
         running = [stack.enter_context(fake_cluster(name, source)) for name, source in sources.items()]
         if len(cores) > 1:
             os.sched_setaffinity(0, cores[1:])
-        Run(arguments.rounds, 2, 128, 16 * STREAMS, as_json=arguments.json).compare(running)
+        turns = max(2, 64 // streams)
+        Run(arguments.rounds, streams, turns, 128, 16 * STREAMS, as_json=arguments.json).compare(running)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ the processor. All senders take a share of one core at most (on this machine; a 
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -23,6 +24,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
+import httpx
 import psutil
 
 from benchmarks.cluster.up import LOCAL, ROOT, serving
@@ -94,13 +96,26 @@ def _children(up: subprocess.Popen[bytes]) -> dict[str, psutil.Process]:
     return found
 
 
+def _use_http(port: int) -> None:
+    """Has the router load what HTTP needs, so that its memory can be compared."""
+    for path, body in (
+        ("completions", {"prompt": "One", "max_tokens": 4}),
+        ("completions", {"prompt": "One", "max_tokens": 4, "stream": True}),
+        ("completions", {"prompt": " " * 2**20, "max_tokens": 4}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "One"}], "max_tokens": 4, "stream": True}),
+    ):
+        httpx.post(f"http://127.0.0.1:{port}/v1/{path}", json=body, timeout=60)
+
+
 def _place(up: subprocess.Popen[bytes]) -> None:
     """Gives the workers the last core, and everything else, this process too, the others."""
     *others, last = sorted(os.sched_getaffinity(0))
     for process in (psutil.Process(), psutil.Process(up.pid), *psutil.Process(up.pid).children(recursive=True)):
         is_worker = "worker" in process.cmdline()
         for thread in process.threads():
-            os.sched_setaffinity(thread.id, [last] if is_worker or not others else others)
+            # Threads that have ended meanwhile need none.
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(thread.id, [last] if is_worker or not others else others)
 
 
 def main() -> None:
@@ -121,6 +136,7 @@ def main() -> None:
         _place(up)
         before = _children(up)
         streams = Streams(port, http_port)
+        _use_http(http_port)
         quiet = asyncio.run(streams.run("quiet", max(arguments.seconds / 4, 30)))
         memory = before["router"].memory_info().rss
         with subprocess.Popen(command, cwd=ROOT):
