@@ -1,8 +1,8 @@
-"""Compiles every configuration of every kernel that ships for sm_80, sm_89 and sm_90, without a GPU.
+"""Compiles every configuration of every kernel that ships for sm_80, 86, 89, 90, 100 and 120, without a GPU.
 
-    python -m benchmarks.kernels.gpu_builds [--op paged_attention] [--json]
+    python -m benchmarks.kernels.gpu_builds [--op attention.paged] [--arch 90] [--json]
 
-Prints a table of registers, shared memory and wgmma; exits 1 if a build spills, needs more than there is, or lacks an
+Prints a table of registers, shared memory, wgmma and the longest loop; exits 1 if a build spills, needs more than there is, or lacks an
 instruction that it should have. Two compilers run at once; all takes some minutes, less once Triton's cache is filled.
 """
 
@@ -11,15 +11,21 @@ import dataclasses
 import json
 import sys
 
+from kernels.triton_common.kernel_build import ARCHS
 from tests.support.kernels.ahead_of_time import Compilations, objections, shipped_targets
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compiles all shipped kernels ahead of time.")
     parser.add_argument("--op", default="", help="only this op; default: all")
+    parser.add_argument("--arch", type=int, choices=ARCHS, help="only this architecture; default: all")
     parser.add_argument("--json", action="store_true", help="a line for each build")
     arguments = parser.parse_args()
-    targets = [target for target in shipped_targets() if arguments.op in ("", target.op)]
+    targets = [
+        target
+        for target in shipped_targets()
+        if arguments.op in ("", target.op) and arguments.arch in (None, target.arch)
+    ]
     if not targets:
         parser.error(
             f"--op {arguments.op}: must be one of {', '.join(sorted({each.op for each in shipped_targets()}))}"
@@ -35,7 +41,7 @@ def main() -> int:
                 print(json.dumps({**dataclasses.asdict(result), "objections": found}), flush=True)
                 continue
             wgmma = ", ".join(result.wgmma) or "-"
-            numbers = f"{result.registers:4} registers {result.shared:7} B shared  wgmma {wgmma}"
+            numbers = f"{result.registers:4} registers {result.shared:7} B shared  {result.longest_loop:5} a turn  wgmma {wgmma}"
             print(f"sm_{target.arch} {target.op:16} {target.build:40} {'; '.join(found) or numbers}", flush=True)
     finally:
         compilations.stop()

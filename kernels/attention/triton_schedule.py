@@ -16,6 +16,7 @@ import triton.language as tl
 from kernels.kv_cache.layout import HeadShape
 from kernels.triton_common.device import arch_of
 from kernels.triton_common.jit import jit
+from kernels.triton_common.numbers import PairForm
 
 # Tokens of a chunk of v2. Chunks are reduced in order, whichever program computed them, so splitting a context changes
 # no bit. At 512, a program that reads a single chunk has 8 tiles to fill its pipeline with, and a chunk's sums take
@@ -23,21 +24,21 @@ from kernels.triton_common.jit import jit
 CHUNK = 512
 # Shared memory, in bytes, that one thread block may use, and that all blocks of an SM may use together; each block
 # takes 1 KiB on top of its own.
-_SHARED_PER_BLOCK = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
-_SHARED_PER_SM = {80: 164 << 10, 89: 100 << 10, 90: 228 << 10}
+_SHARED_PER_BLOCK = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10}
+_SHARED_PER_SM = {80: 164 << 10, 89: 100 << 10, 90: 228 << 10, 100: 228 << 10}
 # The most bytes of keys and values that a decode program loads at once. Three such tiles in flight, in each of two
 # programs per SM, are more than an H200 reads within its latency (4.3 TB/s and 1 us: 33 KiB an SM); an Ada has a fifth
 # of the bandwidth.
-_TILE_BYTES = {80: 32 << 10, 89: 16 << 10, 90: 32 << 10}
+_TILE_BYTES = {80: 32 << 10, 89: 16 << 10, 90: 32 << 10, 100: 32 << 10}
 _MAX_BUFFERS = 3
 # Lanes of a decode tile: the fewest that a tensor core takes.
 _MIN_LANES = 16
 # Lanes under batch_invariant. Decodes and prefills share one program then, since a tensor core adds in another order
 # for another shape. 64 is the fewest that wgmma takes; without wgmma, more than 32 would not fit into registers.
-_INVARIANT_LANES = {80: 32, 89: 32, 90: 64}
+_INVARIANT_LANES = {80: 32, 89: 32, 90: 64, 100: 32}
 _WGMMA_LANES = 64
 # The most lanes that drafts ask for; without wgmma, more would not fit into registers.
-_MOST_DRAFT_LANES = {80: 32, 89: 32, 90: 64}
+_MOST_DRAFT_LANES = {80: 32, 89: 32, 90: 64, 100: 32}
 MAX_GROUP = 128
 
 
@@ -64,7 +65,13 @@ def padded(head_size: int) -> int:
 
 
 def decode_tiles(
-    heads: HeadShape, cache_dtype: torch.dtype, arch: int, *, batch_invariant: bool, most_queries: int = 1
+    heads: HeadShape,
+    cache_dtype: torch.dtype,
+    arch: int,
+    *,
+    batch_invariant: bool,
+    most_queries: int = 1,
+    pairs: bool = True,
 ) -> Tiles:
     """Tiles for few queries and long contexts, where memory is the limit: two programs per SM if they fit, so that one
     loads while the other reduces, with as many tiles in flight as fit. most_queries: of a row that decodes, with its
@@ -73,10 +80,15 @@ def decode_tiles(
     with_drafts = min(_power_of_two(heads.group_size * most_queries), _MOST_DRAFT_LANES[arch])
     lanes = max(_INVARIANT_LANES[arch] if batch_invariant else _MIN_LANES, _power_of_two(heads.group_size), with_drafts)
     token_bytes = 2 * head_size * cache_dtype.itemsize
-    # One and two warp groups have no registers for more than 64 tokens with 64 lanes, or 32 tokens of 256 numbers.
-    most = 128 if lanes < _WGMMA_LANES else 64 if head_size <= 128 else 32
-    if arch < 89 and cache_dtype.itemsize == 1:
-        # Converting e4m3 bit by bit takes registers.
+    is_e4m3 = cache_dtype.itemsize == 1
+    # One and two warp groups have no registers for more than 64 tokens with 64 lanes, or 32 tokens of 256 numbers, or
+    # 32 tokens of pairs, which become twice as many numbers of 16 bits.
+    most = 128 if lanes < _WGMMA_LANES else 64 if head_size <= 128 and not is_e4m3 else 32
+    if is_e4m3 and (arch < 89 or not pairs):
+        # Converting e4m3 bit by bit takes registers. Number by number, 64 tokens, two buffers and two programs an SM
+        # were the fastest of 12 tiles on an H200 (0.308 ms at 64 x 4,096; the others 0.313 to 0.477). Pairs have what
+        # bfloat16 has there at 0.88 to 1.02 of a copy's bandwidth: 32 KiB a tile. 128 tokens take 6.2 instructions a
+        # token and warp, 64 take 8.3 (compiled by Triton 3.6; not timed).
         most = min(most, 64 if lanes < _WGMMA_LANES else 32)
     tokens = next((n for n in (128, 64) if n <= most and n * token_bytes <= _TILE_BYTES[arch]), 32)
     # Without wgmma, operands are in registers, too.
@@ -84,11 +96,12 @@ def decode_tiles(
     num_warps = 8 if lanes > _MIN_LANES and lanes * head_size > room_of_4_warps else 4
     # Queries, weights, and exchange between warps; an e4m3 tile is multiplied as a 16-bit copy.
     others = lanes * (head_size + tokens) * 2 + (4 << 10)
-    if cache_dtype.itemsize == 1 and lanes >= _WGMMA_LANES:
+    if is_e4m3 and lanes >= _WGMMA_LANES:
         others += 2 * token_bytes * tokens
-    for programs in (2, 1):
+    # Two warp groups that hold 64 lanes of 256 numbers use all registers of an SM.
+    for programs in (1,) if num_warps == 8 and lanes >= _WGMMA_LANES else (2, 1):
         room = min(_SHARED_PER_BLOCK[arch], _SHARED_PER_SM[arch] // programs - (1 << 10)) - others
-        buffers = min(_MAX_BUFFERS, room // (tokens * token_bytes))
+        buffers = min(2 if is_e4m3 and not pairs else _MAX_BUFFERS, room // (tokens * token_bytes))
         if buffers >= 2:
             break
     return Tiles(lanes, tokens, num_warps, _stages(buffers, lanes, arch), programs)
@@ -149,6 +162,7 @@ class AttentionSchedule:
         attention_chunk: int = 0,
         batch_invariant: bool = False,
         most_queries: int = 1,
+        pairs: bool = True,
         tiles: Tiles | None = None,
         chunk: int = CHUNK,
         num_programs: int | None = None,
@@ -158,9 +172,10 @@ class AttentionSchedule:
         chunks of this size, and a query sees only its own chunk; 0: no chunks.
 
         batch_invariant: a query's result has the same bits however its row is cut into chunks of prefill and decodes;
-        it never depends on other rows. most_queries: of a row that decodes, see decode_tiles. tiles: the tiles of a
-        kernel for another cache than keys and values (kernels.attention.latent), which computes all rows. chunk: tokens
-        of a chunk of v2, a multiple of 128.
+        it never depends on other rows. most_queries: of a row that decodes, see decode_tiles. pairs: decodes
+        read an e4m3 cache by pairs; False: number by number, as a benchmark compares them. tiles: the tiles of a kernel
+        for another cache than keys and values (kernels.attention.latent), which computes all rows. chunk: tokens of a
+        chunk of v2, a multiple of 128.
         num_programs: programs that read the contexts of decodes; None: as many as the GPU holds at once.
 
         Raises ValueError for head shapes and windows that the kernels don't know.
@@ -180,8 +195,10 @@ class AttentionSchedule:
         self.chunk, self.batch_invariant = chunk, batch_invariant
         arch = tile_arch(device)
         self.cache_dtype = cache_dtype
+        # The form in which the kernel for decodes converts pairs of e4m3; None: the cache is read number by number.
+        self.pairs: PairForm | None = pair_form(device) if pairs and cache_dtype.itemsize == 1 else None
         self.decode: Tiles = tiles or decode_tiles(
-            heads, cache_dtype, arch, batch_invariant=batch_invariant, most_queries=most_queries
+            heads, cache_dtype, arch, batch_invariant=batch_invariant, most_queries=most_queries, pairs=pairs
         )
         self.prefill: Tiles | None = None
         if not (batch_invariant or tiles):
@@ -325,8 +342,15 @@ def tile_arch(device: torch.device | str) -> int:
         raise ValueError(
             f"{torch.cuda.get_device_name(device)} has compute capability {arch / 10:.1f}; it must be at least 8.0"
         )
-    # 8.6 has as little shared memory as 8.9.
-    return 80 if arch in (80, 87) else 89 if arch < 90 or arch >= 120 else 90
+    # 8.6 and 12.0 have as little shared memory as 8.9. 10.0 has as much as 9.0, but no wgmma, and these kernels don't
+    # use what it has instead: with Hopper's tiles, scores and sums of 64 lanes spill (up to 1,080 B).
+    return 80 if arch in (80, 87) else 89 if arch < 90 or arch >= 120 else 90 if arch < 100 else 100
+
+
+def pair_form(device: torch.device | str) -> PairForm:
+    """How kernels convert pairs of e4m3 on this device."""
+    arch = arch_of(device)
+    return "cvt" if arch is not None and arch >= 89 else "bits"
 
 
 def _num_sms(device: torch.device | str) -> int:

@@ -110,6 +110,11 @@ def kernel_view(cache: torch.Tensor) -> torch.Tensor:
     return cache
 
 
+def pair_view(cache: torch.Tensor) -> torch.Tensor:
+    """A cache of e4m3 as pairs along the last dimension, uint16: the even column is in the low byte."""
+    return cache.view(torch.uint16)
+
+
 def mla_cache_shape(*, num_blocks: int, block_size: int, shape: LatentShape) -> tuple[int, int, int]:
     """The shape of one layer, [N, B, L + R]."""
     return num_blocks, block_size, shape.entry_size

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Compute capabilities: A100, L40S and RTX 40, H100 and H200.
-ARCHS = (80, 89, 90)
+# Compute capabilities: A100, RTX 30, L40S and RTX 40, H100 and H200, B200, RTX 50.
+ARCHS = (80, 86, 89, 90, 100, 120)
 # Architectures with instructions that convert and multiply e4m3.
-FP8_ARCHS = (89, 90)
+FP8_ARCHS = (89, 90, 100, 120)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,8 @@ factors of 1e10, bf16 stores truncate, and e4m3 stores are sometimes off by an u
 results under the interpreter, too.
 """
 
+from typing import Literal
+
 import triton.language as tl
 from triton import knobs
 
@@ -25,6 +27,18 @@ def tile_of_program(tiles_m, tiles_n, group_m):
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 E4M3_MAX = tl.constexpr(448.0)
+
+# How `e4m3_halves` converts: by an instruction that GPUs have from sm_89 on, or by moving bits, elsewhere.
+PairForm = Literal["cvt", "bits"]
+
+
+@jit
+def recomputed(x):
+    """The same int32, of which the compiler does not know that: what follows from it is computed anew, instead of being
+    kept in registers since it was computed before."""
+    if not INTERPRETED:
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.int32, is_pure=False, pack=1)
+    return x
 
 
 @jit
@@ -62,6 +76,22 @@ def widen_to(x, dtype: tl.constexpr):
     else:
         result = x.to(dtype)
     return result
+
+
+@jit
+def e4m3_halves(pairs, FORM: tl.constexpr):
+    """Two float16 tensors from uint16, each number of which holds two e4m3: those in the low bytes and those in the
+    high bytes. FORM: a PairForm. Exact; NaN becomes 480 by "bits"."""
+    if FORM == "cvt":
+        # Two numbers of uint16 are a register: its low bytes become one pair of float16, its high bytes another.
+        low, high = tl.inline_asm_elementwise(
+            "{ .reg .b32 t; .reg .b16 a, b; prmt.b32 t, $2, 0, 0x3120; mov.b32 {a, b}, t;"
+            " cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b; }",
+            "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        low, high = _e4m3_bits_to_fp16(pairs & 0xFF), _e4m3_bits_to_fp16(pairs >> 8)
+    return low, high
 
 
 @jit

@@ -17,8 +17,8 @@ def shipped() -> list[KernelBuild]:
     return [
         *(_build(arch, "16-heads", _RANK) for arch in ARCHS),
         *(_build(arch, "16-heads-e4m3", _RANK, is_e4m3=True) for arch in ARCHS),
-        _build(90, "128-heads", _WHOLE),
-        _build(90, "16-heads-drafts", _RANK, queries_per_tile=4),
+        *(_build(arch, "128-heads", _WHOLE) for arch in (90, 100)),
+        *(_build(arch, "16-heads-drafts", _RANK, queries_per_tile=4) for arch in (90, 100)),
     ]
 
 
@@ -41,4 +41,4 @@ def _build(
         )  # fmt: skip
 
     build = recorded(f"{name}-sm{arch}", step, kernel=mla_decode_kernel, archs=(arch,), expects_vectors=True)
-    return replace(build, expects_wgmma=build.constexprs["LANES"] == 64)
+    return replace(build, expects_wgmma=arch == 90 and build.constexprs["LANES"] == 64)

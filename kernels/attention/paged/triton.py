@@ -9,7 +9,7 @@ from kernels.attention.paged.triton_kernels import decode_kernel, prefill_kernel
 from kernels.attention.triton_reduce import reduce_chunks
 from kernels.attention.triton_schedule import AttentionSchedule, check_table_rows, padded
 from kernels.attention.triton_softmax import LOG2E
-from kernels.kv_cache.layout import HeadShape, check_gpu_cache, kernel_view
+from kernels.kv_cache.layout import HeadShape, check_gpu_cache, kernel_view, pair_view
 
 
 def paged_attention(
@@ -91,8 +91,9 @@ def paged_attention(
             LANES=prefill.lanes, TOKENS=prefill.tokens, num_warps=prefill.num_warps, num_stages=prefill.num_stages,
         )  # fmt: skip
     decode_kernel[(schedule.num_programs,)](
-        q_THD, kv, out_THD, *step, schedule.partial_sums, schedule.partial_values, *changes, *strides, **shape, **form,
-        LANES=decode.lanes, TOKENS=decode.tokens, CHUNK=schedule.chunk,
+        q_THD, kv if schedule.pairs is None else pair_view(cache), out_THD, *step,
+        schedule.partial_sums, schedule.partial_values, *changes, *strides, **shape, **form,
+        LANES=decode.lanes, TOKENS=decode.tokens, CHUNK=schedule.chunk, PAIRS=schedule.pairs,
         num_warps=decode.num_warps, num_stages=decode.num_stages,
     )  # fmt: skip
     reduce_chunks(out_THD, query_starts, schedule, sinks=sinks, v_scale=v_scale, scale_per_head=scale_per_head)

@@ -12,8 +12,10 @@ from kernels.attention.triton_softmax import (
     NOTHING,
     SHRUNK,
     as_float16,
+    attend_pairs,
     attend_tile,
     before_any,
+    even_and_odd,
     find_row,
     fold,
     load_lanes,
@@ -32,9 +34,14 @@ def decode_kernel(
     sinks, k_scale, v_scale, factor, num_rows, q_stride, out_stride, table_stride, line_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     LANES: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr,
-    ATTENTION_CHUNK: tl.constexpr, SOFT_CAP: tl.constexpr, SCALE_PER_HEAD: tl.constexpr,
+    ATTENTION_CHUNK: tl.constexpr, SOFT_CAP: tl.constexpr, SCALE_PER_HEAD: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
-    """A fixed number of programs loop over pieces of work: (row, tile of queries, KV head, one chunk or all)."""
+    """A fixed number of programs loop over pieces of work: (row, tile of queries, KV head, one chunk or all).
+
+    PAIRS: for a cache of e4m3 given as uint16, a pair a number, the form in which `attend_pairs` converts them; acc
+    then has the even columns, and acc_odd the others. None: other caches."""
+    HALVES: tl.constexpr = 2 if PAIRS is not None else 1
+    COLUMNS: tl.constexpr = D_PADDED // HALVES
     QUERIES: tl.constexpr = LANES // GROUP
     HEADS: tl.constexpr = KV_HEADS * GROUP
     lane = tl.arange(0, LANES)
@@ -68,38 +75,53 @@ def decode_kernel(
 
         q_tile = load_lanes(q, first_query, lane_query, lane_head, active, q_stride, D, D_PADDED)
         key_factor = factor * load_scale(k_scale, kv_head, SCALE_PER_HEAD)
-        if cache.dtype.element_ty == tl.float8e4nv and q.dtype.element_ty == tl.bfloat16:
+        if (PAIRS is not None or cache.dtype.element_ty == tl.float8e4nv) and q.dtype.element_ty == tl.bfloat16:
             q_tile = as_float16(q_tile)
             key_factor *= SHRUNK
         all_m, all_w = before_any(sinks, lane_head, active, LANES)
-        all_acc = tl.zeros((LANES, D_PADDED), tl.float32)
+        all_acc = tl.zeros((LANES, COLUMNS), tl.float32)
         m, w = tl.full((LANES,), NOTHING, tl.float32), tl.zeros((LANES,), tl.float32)
-        acc = tl.zeros((LANES, D_PADDED), tl.float32)
+        acc = tl.zeros((LANES, COLUMNS), tl.float32)
+        if PAIRS is not None:
+            q_tile, q_odd = even_and_odd(q_tile)
+            all_odd, acc_odd = all_acc, acc
         table = table_of(block_tables, table_rows, row, table_stride)
         # Every tile is masked: memory is the limit here, and a separate loop for the last tile would have to refill the
         # pipeline.
         for start in range(low // TOKENS * TOKENS, high, TOKENS):
             if start == start // CHUNK * CHUNK:
+                if PAIRS is not None:
+                    _, _, all_odd = fold(all_m, all_w, all_odd, m, w, acc_odd)
+                    acc_odd = tl.zeros((LANES, COLUMNS), tl.float32)
                 all_m, all_w, all_acc = fold(all_m, all_w, all_acc, m, w, acc)
                 m, w = tl.full((LANES,), NOTHING, tl.float32), tl.zeros((LANES,), tl.float32)
-                acc = tl.zeros((LANES, D_PADDED), tl.float32)
+                acc = tl.zeros((LANES, COLUMNS), tl.float32)
             k, v = load_tile(
-                cache, table, kv_head, start, low, high, KV_HEADS, D, D_PADDED, BLOCK_SIZE, TOKENS, MASKED=True
+                cache, table, kv_head, start, low, high, KV_HEADS, D // HALVES, COLUMNS, BLOCK_SIZE, TOKENS, MASKED=True
             )
-            m, w, acc = attend_tile(
-                m, w, acc, q_tile, k, v, start, lane_position, key_factor,
-                SOFT_CAP, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=True,
-            )  # fmt: skip
+            if PAIRS is not None:
+                m, w, acc, acc_odd = attend_pairs(
+                    m, w, acc, acc_odd, q_tile, q_odd, k, v, start, lane_position, key_factor,
+                    SOFT_CAP, WINDOW, ATTENTION_CHUNK, TOKENS, PAIRS,
+                )  # fmt: skip
+            else:
+                m, w, acc = attend_tile(
+                    m, w, acc, q_tile, k, v, start, lane_position, key_factor,
+                    SOFT_CAP, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=True,
+                )  # fmt: skip
 
         if is_split:
+            values = tl.interleave(acc, acc_odd) if PAIRS is not None else acc
             partial = (first_partial + lane_query * num_chunks + chunk).to(tl.int64) * HEADS + lane_head
             tl.store(partial_sums + partial * 2, m, mask=active)
             tl.store(partial_sums + partial * 2 + 1, w, mask=active)
             d = tl.arange(0, D_PADDED)
-            tl.store(partial_values + partial[:, None] * D + d[None], acc, mask=active[:, None] & (d < D)[None])
+            tl.store(partial_values + partial[:, None] * D + d[None], values, mask=active[:, None] & (d < D)[None])
         else:
-            all_m, all_w, all_acc = fold(all_m, all_w, all_acc, m, w, acc)
-            result = normalized(all_w, all_acc, load_scale(v_scale, kv_head, SCALE_PER_HEAD))
+            values = tl.interleave(acc, acc_odd) if PAIRS is not None else acc
+            all_values = tl.interleave(all_acc, all_odd) if PAIRS is not None else all_acc
+            _, weights, all_values = fold(all_m, all_w, all_values, m, w, values)
+            result = normalized(weights, all_values, load_scale(v_scale, kv_head, SCALE_PER_HEAD))
             store_lanes(out, result, first_query, lane_query, lane_head, active, out_stride, D, D_PADDED)
 
 

@@ -13,24 +13,26 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
-from kernels.triton_common.kernel_build import ARCHS, KernelBuild
+from kernels.triton_common.kernel_build import KernelBuild
+from tests.support.kernels.recorded_loops import RECORDED_ARCH, LoopLimit, instructions_per_number, recorded_loops
+from tests.support.kernels.sass import Loop, cuobjdump, disassembled, flaws, innermost_loops
 from tests.support.repository import ROOT
 
 # Bytes of shared memory that one thread block may have.
-SHARED_MEMORY_LIMITS = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10}
+SHARED_MEMORY_LIMITS = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 # An instruction names a register with 8 bits.
 MAX_REGISTERS = 255
 _NUM_PROCESSES = 2
+# The architecture that the sample has all builds for, and those that it has all kernels for.
+_EACH_BUILD, _EACH_KERNEL = 90, (80, 89)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,23 @@ class Compiled:
     # Shapes, such as "m64n128k16".
     wgmma: list[str] = dataclasses.field(default_factory=list[str])
     has_vectors: bool = False
+    # The innermost loops, if there are tensor core instructions.
+    loops: list[Loop] = dataclasses.field(default_factory=list[Loop])
+
+    @classmethod
+    def from_json(cls, text: str) -> "Compiled":
+        fields = json.loads(text)
+        return cls(**{**fields, "loops": [Loop(**loop) for loop in fields["loops"]]})
+
+    @property
+    def longest_loop(self) -> int:
+        """Instructions of a turn of the longest loop around tensor cores; 0 if there is none."""
+        return max((loop.instructions for loop in self.loops if loop.tensor_cores), default=0)
+
+    @property
+    def plain_loads(self) -> int:
+        """The most plain loads of a loop around tensor cores."""
+        return max((loop.plain_loads for loop in self.loops if loop.tensor_cores), default=0)
 
 
 @lru_cache
@@ -74,20 +93,23 @@ def shipped_targets() -> list[Target]:
 
 
 def sampled_targets() -> list[Target]:
-    """Targets such that each build is compiled for at least one GPU, and each kernel for each GPU in at least one
-    build."""
+    """Targets such that each build is compiled for sm_90, whatever the architecture in its name, and each kernel for
+    sm_80 and sm_89, too; kernels with tiles of their own for each architecture for all of them."""
     sample: list[Target] = []
-    positions: Counter[tuple[str, int]] = Counter()
     met: set[tuple[int, object]] = set()
     for target in shipped_targets():
-        kernel = target.arch, builds_of(target.op)[target.build].fn
-        # In pairs, because lists often alternate between two kernels.
-        pair = positions[target.op, target.arch] // 2
-        positions[target.op, target.arch] += 1
-        if pair % len(ARCHS) == ARCHS.index(target.arch) or kernel not in met:
+        build = builds_of(target.op)[target.build]
+        kernel = target.arch, build.fn
+        is_first = kernel not in met and (target.arch in _EACH_KERNEL or len(build.archs) == 1)
+        if target.arch == _EACH_BUILD or is_first:
             sample.append(target)
             met.add(kernel)
     return sample
+
+
+def configuration(target: Target) -> tuple[str, str]:
+    """Op and build without the architecture that some names carry."""
+    return target.op, target.build.removesuffix(f"-sm{target.arch}")
 
 
 def objections(target: Target, result: Compiled) -> list[str]:
@@ -108,6 +130,12 @@ def objections(target: Target, result: Compiled) -> list[str]:
         found.append(f"wgmma of {', '.join(result.wgmma)}, not of {build.wgmma_shape} alone")
     if build.expects_vectors and not result.has_vectors:
         found.append("no 16-byte accesses")
+    if target.arch == RECORDED_ARCH:
+        limit = recorded_loops().get(configuration(target), LoopLimit())
+        found += flaws(result.loops, plain_loads=limit.plain_loads)
+        cost = instructions_per_number(build, result.longest_loop)
+        if cost > limit.instructions:
+            found.append(f"{cost:.2f} instructions a thread for each token or weight, more than {limit.instructions}")
     return found
 
 
@@ -143,7 +171,7 @@ class Compilations:
             process.stdin.write("".join(f"{name}\n" for name in names))
             process.stdin.close()
             for line in process.stdout:
-                compiled = Compiled(**json.loads(line))
+                compiled = Compiled.from_json(line)
                 self.results[compiled.target].set_result(compiled)
         for name in names:
             if not self.results[name].done():
@@ -178,6 +206,8 @@ def compile_here(target: Target) -> Compiled:
     options = {"num_warps": build.num_warps, "num_stages": build.num_stages}
     kernel: Any = triton.compile(source, target=GPUTarget("cuda", target.arch, 32), options=options)
     usage = _resource_usage(kernel.asm["cubin"])
+    # Disassembling takes as long as compiling a small kernel.
+    has_tensor_cores = "mma.sync" in kernel.asm["ptx"] or "wgmma" in kernel.asm["ptx"]
     return Compiled(
         target=str(target),
         registers=usage["REG"],
@@ -186,6 +216,7 @@ def compile_here(target: Target) -> Compiled:
         shared=kernel.metadata.shared,
         wgmma=sorted({*re.findall(r"wgmma\.mma_async\.sync\.aligned\.(\w+)", kernel.asm["ptx"])}),
         has_vectors="ld.global.v4.b32" in kernel.asm["ptx"] and "st.global.v" in kernel.asm["ptx"],
+        loops=innermost_loops(disassembled(kernel.asm["cubin"])) if has_tensor_cores else [],
     )
 
 
@@ -205,14 +236,7 @@ def _attributes(build: KernelBuild) -> dict[tuple[int, ...], list[list[Any]]]:
 
 
 def _resource_usage(cubin: bytes) -> dict[str, int]:
-    import triton.backends.nvidia
-
-    program = Path(next(iter(triton.backends.nvidia.__path__))) / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [str(program), "--dump-resource-usage", file.name]
-        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    text = cuobjdump(cubin, "--dump-resource-usage")
     return {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", text)}
 
 
