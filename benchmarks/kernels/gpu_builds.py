@@ -2,8 +2,9 @@
 
     python -m benchmarks.kernels.gpu_builds [--op attention.paged] [--arch 90] [--json]
 
-Prints a table of registers, shared memory, wgmma and the longest loop; exits 1 if a build spills, needs more than there is, or lacks an
-instruction that it should have. Two compilers run at once; all takes some minutes, less once Triton's cache is filled.
+Prints a table of registers, shared memory, instructions of a turn of the longest loop and wgmma; exits 1 if a build
+spills, needs more than there is, or lacks an instruction that it should have. Two compilers run at once; all takes some
+minutes, less once Triton's cache is filled.
 """
 
 import argparse
@@ -41,8 +42,9 @@ def main() -> int:
                 print(json.dumps({**dataclasses.asdict(result), "objections": found}), flush=True)
                 continue
             wgmma = ", ".join(result.wgmma) or "-"
-            numbers = f"{result.registers:4} registers {result.shared:7} B shared  {result.longest_loop:5} a turn  wgmma {wgmma}"
-            print(f"sm_{target.arch} {target.op:16} {target.build:40} {'; '.join(found) or numbers}", flush=True)
+            numbers = f"{result.registers:4} registers {result.shared:7} B shared {result.longest_loop:5} a turn"
+            what = "; ".join(found) or f"{numbers}, wgmma {wgmma}"
+            print(f"sm_{target.arch} {target.op:16} {target.build:40} {what}", flush=True)
     finally:
         compilations.stop()
     print(f"{len(targets) - num_bad} of {len(targets)} builds are as they should be", file=sys.stderr)

@@ -32,7 +32,7 @@ def _selected(session: pytest.Session, path: Path, parameter: str) -> list[Any]:
 @pytest.fixture(scope="session")
 def compilations(request: pytest.FixtureRequest) -> Iterator[dict[str, "Future[Compiled]"]]:
     """Compilations for the selected tests, by str(target)."""
-    compilations = Compilations(_selected(request.session, _AHEAD_OF_TIME, "target"))
+    compilations = Compilations([*dict.fromkeys(_selected(request.session, _AHEAD_OF_TIME, "target"))])
     yield compilations.results
     compilations.stop()
 

@@ -5,7 +5,7 @@ import torch
 import triton.language as tl
 
 from kernels.triton_common.jit import jit
-from kernels.triton_common.numbers import dot, narrow, widen, widen_to
+from kernels.triton_common.numbers import dot, e4m3_halves, narrow, widen, widen_to
 from tests.support.gpu.gpu import DEVICE
 
 
@@ -33,6 +33,14 @@ def _widen_kernel(x, out, N: tl.constexpr):
 def _widen_to_kernel(x, out, N: tl.constexpr):
     n = tl.arange(0, N)
     tl.store(out + n, widen_to(tl.load(x + n), out.dtype.element_ty))
+
+
+@jit
+def _halves_kernel(pairs, out, N: tl.constexpr, FORM: tl.constexpr):
+    n = tl.arange(0, N)
+    low, high = e4m3_halves(tl.load(pairs + n), FORM)
+    tl.store(out + 2 * n, low)
+    tl.store(out + 2 * n + 1, high)
 
 
 def _has_fp8() -> bool:
@@ -96,3 +104,16 @@ def test_widening_e4m3_is_exact(dtype: torch.dtype, as_bits: bool) -> None:
     kernel = _widen_kernel if dtype is torch.float32 else _widen_to_kernel
     kernel[(1,)](codes if as_bits else codes.view(torch.float8_e4m3fn), out, 256)
     assert torch.equal(out.float(), codes.view(torch.float8_e4m3fn).float())
+
+
+@pytest.mark.parametrize("form", ["bits", "cvt"])
+def test_pairs_of_e4m3_are_exact(form: str) -> None:
+    """Every number in either half, beside every other. The instruction needs a GPU."""
+    if form == "cvt" and (DEVICE == "cpu" or not _has_fp8()):
+        pytest.skip("no GPU that converts e4m3")
+    codes = torch.arange(256, dtype=torch.uint8, device=DEVICE)
+    codes[[0x7F, 0xFF]] = 0
+    pairs = torch.cartesian_prod(codes, codes).flatten()
+    out = torch.full((len(pairs),), float("nan"), dtype=torch.float16, device=DEVICE)
+    _halves_kernel[(1,)](pairs.view(torch.uint16), out, len(pairs) // 2, form)
+    assert torch.equal(out.float(), pairs.view(torch.float8_e4m3fn).float())

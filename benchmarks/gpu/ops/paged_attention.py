@@ -4,7 +4,7 @@ Head shape of Llama-3.1-8B (32 heads on 8 KV heads of 128), bf16, blocks of 16 i
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ import torch
 from benchmarks.gpu.report import Report
 from kernels.attention.paged import reference
 from kernels.attention.paged.triton import AttentionSchedule, paged_attention
+from kernels.attention.triton_schedule import Tiles
 from kernels.kv_cache.layout import HeadShape, gpu_cache_shape
 
 OP = "paged_attention"
@@ -21,6 +22,14 @@ _BLOCK_SIZE = 16
 _CONTEXTS = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 128 << 10)
 _DECODES = [(batch, context) for context in _CONTEXTS for batch in (1, 8, 64, 256)]
 _PREFILLS = [(8, 1 << 10), (2, 4 << 10), (1, 16 << 10)]
+# Ways to decode from an e4m3 cache: tiles, and whether it is read by pairs or number by number. The first ships; number
+# by number, 64 tokens were the fastest of 12 tiles on an H200, and 128 what shipped then.
+E4M3_DECODES = {
+    "pairs, 128 tokens": (Tiles(lanes=16, tokens=128, num_warps=4, num_stages=7, programs_per_sm=2), True),
+    "pairs, 64 tokens": (Tiles(lanes=16, tokens=64, num_warps=4, num_stages=5, programs_per_sm=2), True),
+    "numbers, 64 tokens": (Tiles(lanes=16, tokens=64, num_warps=4, num_stages=5, programs_per_sm=2), False),
+    "numbers, 128 tokens": (Tiles(lanes=16, tokens=128, num_warps=4, num_stages=7, programs_per_sm=2), False),
+}
 # The largest cache: a contiguous copy for SDPA must fit beside it.
 _MAX_CACHE_BYTES = 40 << 30
 # bf16 rounds weights and results by 2^-9 each.
@@ -138,8 +147,30 @@ def run(report: Report, *, toy: bool) -> None:
         _time_decode(report, batch, context, torch.bfloat16)
     for batch, context in ((1, 128 << 10), (64, 4 << 10), (256, 4 << 10)):
         _time_decode(report, batch, context, torch.float8_e4m3fn)
+    for batch, context in ((8, 4 << 10), (64, 4 << 10), (256, 512), (256, 1 << 10)):
+        _compare_e4m3_decodes(report, batch, context)
     for batch, context in _PREFILLS:
         _time_prefill(report, batch, context)
+
+
+def _compare_e4m3_decodes(report: Report, batch: int, context: int) -> None:
+    """Both forms of decodes from an e4m3 cache, each with both tiles."""
+    if not report.has_time(4.0):
+        report.skip(OP, f"e4m3 decodes, {batch} x {context}", "no time left")
+        return
+    case = Case.make(_LLAMA_8B, batch, 1, context, report.device, torch.float8_e4m3fn)
+    expected = case.ours()
+    for name, (tiles, pairs) in E4M3_DECODES.items():
+        schedule = AttentionSchedule(
+            _LLAMA_8B, max_num_seqs=batch, max_context_len=context, cache_dtype=torch.float8_e4m3fn,
+            device=report.device, tiles=tiles, pairs=pairs,
+        )  # fmt: skip
+        schedule.update(case.query_starts, case.context_lens)
+        variant = replace(case, schedule=schedule)
+        report.check(OP, f"{case.name}, {name}", variant.ours(), expected, rtol=_TOLERANCE, atol=_TOLERANCE)
+        milliseconds = report.milliseconds(variant.ours)
+        share = report.share_of_copy(case.kv_bytes, milliseconds)
+        report.row(OP, case.name, name, milliseconds, share_of_copy=share)
 
 
 def _check(report: Report, case: Case) -> None:

@@ -53,6 +53,11 @@ def shipped() -> list[KernelBuild]:
     return builds
 
 
+def by_numbers() -> KernelBuild:
+    """The decode that reads an e4m3 cache number by number. It does not ship: benchmarks time it beside pairs."""
+    return _build(90, "decode", "llama-8b-fp8-by-numbers", decode_kernel, _step(_LLAMA_8B, pairs=False, **_E4M3))
+
+
 def _attention(arch: int, name: str, heads: HeadShape, **options: Any) -> list[KernelBuild]:
     step = _step(heads, **options)
     kernels = (("decode", decode_kernel), ("prefill", prefill_kernel))
@@ -74,6 +79,7 @@ def _step(
     attention_chunk: int = 0,
     batch_invariant: bool = False,
     most_queries: int = 1,
+    pairs: bool = True,
     **layer: Any,
 ) -> Callable[[], None]:
     """A step of five rows, with a prompt among them."""
@@ -84,7 +90,7 @@ def _step(
         schedule = AttentionSchedule(
             heads, max_num_seqs=max_num_seqs, max_context_len=1 << 17, cache_dtype=cache_dtype or dtype, device="meta",
             window=window, attention_chunk=attention_chunk, batch_invariant=batch_invariant,
-            most_queries=most_queries,
+            most_queries=most_queries, pairs=pairs,
         )  # fmt: skip
         schedule.update(query_starts, context_lens)
         cache = gpu_cache_shape(

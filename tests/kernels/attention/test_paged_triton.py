@@ -80,6 +80,18 @@ def test_dtypes_agree_with_float64(dtype: torch.dtype, options: Options) -> None
     check(Step(rows=MIXED, dtype=dtype, options=options))
 
 
+@pytest.mark.parametrize("head_size", [64, 80, 128])
+def test_pairs_of_e4m3_and_single_numbers_agree_with_float64(head_size: int) -> None:
+    """Both forms of a decode, whole and split, and drafts; a head size that tiles pad, too."""
+    step = Step(
+        rows=((1, 129), (3, 66), (1, 400)), heads=heads(4, 2, head_size), dtype=torch.bfloat16, most_queries=3,
+        options=Options(num_scales=2),
+    )  # fmt: skip
+    for pairs in (True, False):
+        for num_programs in (1, 64):
+            check(step.but(pairs=pairs, num_programs=num_programs))
+
+
 def test_splitting_changes_no_bit() -> None:
     """v1, v2, and a workspace with room for some rows only give the same bits, so the GPU may choose by speed alone."""
     step = Step(rows=((1, 400), (1, 20), (2, 300), (1, 257)), options=Options(sinks=True))
@@ -94,6 +106,11 @@ def test_splitting_changes_no_bit() -> None:
     assert num_partials == {"one pass": 0, "split": 4 + 6 + 3, "no room": 0, "room for some": 4}
     for result in results.values():
         assert torch.equal(result, results["split"])
+
+
+def test_splitting_an_e4m3_cache_changes_no_bit() -> None:
+    step = Step(rows=((1, 400), (1, 20), (2, 300)), options=Options(num_scales=1))
+    assert torch.equal(step.but(num_programs=64).run(), step.but(num_programs=64, workspace_bytes=0).run())
 
 
 def test_chunk_sizes_agree() -> None:

@@ -20,6 +20,13 @@ FAULTS = [
         test=f"{_TESTS}::test_splitting_changes_no_bit[dtype0]",
     ),
     Fault(
+        name="columns of an e4m3 cache stay with the even ones first",
+        path="kernels/attention/latent/triton.py",
+        old="column = column % (LATENT // 2) * 2 + column // (LATENT // 2)",
+        new="column = column + 0",
+        test=f"{_TESTS}::test_an_e4m3_cache_folded_in_memory_and_split",
+    ),
+    Fault(
         name="the second group of heads has the first one's queries",
         path="kernels/attention/latent/triton.py",
         old="q_stride + lane_head * (LATENT + ROPE)",

@@ -43,6 +43,8 @@ class Step:
     options: Options = Options()
     batch_invariant: bool = False
     most_queries: int = 1
+    # Decodes read an e4m3 cache by pairs.
+    pairs: bool = True
     chunk: int = 128
     num_programs: int = 3
     workspace_bytes: int = 1 << 20
@@ -122,6 +124,7 @@ class Step:
             attention_chunk=self.options.attention_chunk,
             batch_invariant=self.batch_invariant,
             most_queries=self.most_queries,
+            pairs=self.pairs,
             chunk=self.chunk,
             num_programs=self.num_programs,
             workspace_bytes=self.workspace_bytes,

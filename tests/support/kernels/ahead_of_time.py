@@ -14,7 +14,6 @@ import re
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -79,7 +78,9 @@ class Compiled:
 
 @lru_cache
 def builds_of(op: str) -> dict[str, KernelBuild]:
-    builds: list[KernelBuild] = importlib.import_module(f"kernels.{op}.builds").shipped()
+    """op: a folder of kernels, or a module of tests."""
+    module = op if op.startswith("tests.") else f"kernels.{op}.builds"
+    builds: list[KernelBuild] = importlib.import_module(module).shipped()
     by_name = {build.name: build for build in builds}
     assert len(by_name) == len(builds), f"two builds of {op} have one name"
     return by_name

@@ -35,8 +35,8 @@ def numbers_of_a_turn(build: KernelBuild) -> int:
 
 
 def instructions_per_number(build: KernelBuild, longest_loop: int) -> float:
-    """Instructions of all threads in a turn of the longest loop, for each token or weight."""
-    return longest_loop * 32 * build.num_warps / numbers_of_a_turn(build)
+    """Instructions of all threads in a turn of the longest loop, for each token or weight; 0 without loop."""
+    return longest_loop * 32 * build.num_warps / numbers_of_a_turn(build) if longest_loop else 0.0
 
 
 @lru_cache
