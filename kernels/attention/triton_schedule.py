@@ -99,6 +99,7 @@ def decode_tiles(
     if is_e4m3 and lanes >= _WGMMA_LANES:
         others += 2 * token_bytes * tokens
     # Two warp groups that hold 64 lanes of 256 numbers use all registers of an SM.
+    programs, buffers = 1, 1
     for programs in (1,) if num_warps == 8 and lanes >= _WGMMA_LANES else (2, 1):
         room = min(_SHARED_PER_BLOCK[arch], _SHARED_PER_SM[arch] // programs - (1 << 10)) - others
         buffers = min(2 if is_e4m3 and not pairs else _MAX_BUFFERS, room // (tokens * token_bytes))

@@ -145,8 +145,8 @@ def _own(own_values, LANES: tl.constexpr, LATENT: tl.constexpr):
 def _piece_of_work(
     query_starts, context_lens, starts, row, item, line_stride, HEAD_GROUPS: tl.constexpr, QUERIES: tl.constexpr
 ):  # fmt: skip
-    """Of an item of this row: the row's first query, queries and context; the tile's first query, its group of heads
-    and its chunk; the row's first partial sum and chunks, and if it is split into them."""
+    """The row's first query, queries and context; the first query, the group of heads and the chunk of this item's
+    tile; the row's first partial sum and number of chunks, and if it is split into them."""
     first_query = tl.load(query_starts + row)
     queries = tl.load(query_starts + row + 1) - first_query
     context = tl.load(context_lens + row)
@@ -188,7 +188,7 @@ def _load_entries(
 ):  # fmt: skip
     """Latents [TOKENS, LATENT] and rope parts [TOKENS, ROPE] of the tokens from `start` on; zeros, unread, from `high`
     on. With PAIRS, as float16 with the even columns first."""
-    HALVES: tl.constexpr = 2 if PAIRS is not None else 1
+    HALVES: tl.constexpr = tl.constexpr(2 if PAIRS is not None else 1)
     token = start + tl.arange(0, TOKENS)
     inside = token < high
     block = tl.load(table + token // BLOCK_SIZE, mask=inside, other=0).to(tl.int64)

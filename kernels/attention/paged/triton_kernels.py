@@ -40,7 +40,7 @@ def decode_kernel(
 
     PAIRS: for a cache of e4m3 given as uint16, a pair a number, the form in which `attend_pairs` converts them; acc
     then has the even columns, and acc_odd the others. None: other caches."""
-    HALVES: tl.constexpr = 2 if PAIRS is not None else 1
+    HALVES: tl.constexpr = tl.constexpr(2 if PAIRS is not None else 1)
     COLUMNS: tl.constexpr = D_PADDED // HALVES
     QUERIES: tl.constexpr = LANES // GROUP
     HEADS: tl.constexpr = KV_HEADS * GROUP
@@ -82,9 +82,9 @@ def decode_kernel(
         all_acc = tl.zeros((LANES, COLUMNS), tl.float32)
         m, w = tl.full((LANES,), NOTHING, tl.float32), tl.zeros((LANES,), tl.float32)
         acc = tl.zeros((LANES, COLUMNS), tl.float32)
+        q_odd, all_odd, acc_odd = q_tile, all_acc, acc
         if PAIRS is not None:
             q_tile, q_odd = even_and_odd(q_tile)
-            all_odd, acc_odd = all_acc, acc
         table = table_of(block_tables, table_rows, row, table_stride)
         # Every tile is masked: memory is the limit here, and a separate loop for the last tile would have to refill the
         # pipeline.
