@@ -32,8 +32,10 @@ from tests.support.repository import ROOT
 
 # Triton 3.6 and 3.7 come with PyTorch's CUDA builds; constraints/cpu.txt has the version that tests run with.
 _VERSIONS = ("3.6.0", "3.7.1")
-# Triton 3.6's interpreter fails with numpy 2.4 ("only 0-dimensional arrays can be converted to Python scalars").
+# Triton 3.6's interpreter fails with numpy 2.4 ("only 0-dimensional arrays can be converted to Python scalars"), and
+# warns before that; tests turn warnings into errors.
 _BESIDE = {"3.6.0": ("numpy>=2.3,<2.4",)}
+_WARNING = "ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning"
 _TESTS = ("tests/kernels", "tests/worker/gpu", "tests/worker/gpu_models", "tests/integration/worker")
 _WHICH = "(triton or gpu) and not ahead and not fault"
 
@@ -69,7 +71,7 @@ def compile_all(python: str, arch: int | None) -> dict[str, Compiled]:
 
 def passes_tests(python: str) -> bool:
     environment = {**_variables(), "TRITON_INTERPRET": "1"}
-    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *_TESTS, "-k", _WHICH]
+    command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", _WARNING, *_TESTS, "-k", _WHICH]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode == 0
 
 
