@@ -10,24 +10,20 @@ for all architectures, and 10 for the tests.
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import triton
 
 from kernels.native.cache_directory import cache_directory
 from kernels.triton_common.kernel_build import ARCHS
-from tests.support.kernels.ahead_of_time import Compiled, Target, builds_of, configuration, objections, shipped_targets
-from tests.support.kernels.recorded_loops import (
-    RECORDED_ARCH,
-    LoopLimit,
-    instructions_per_number,
-    write_recorded_loops,
-)
+from tests.support.kernels.ahead_of_time import Compiled, Target, configuration, shipped_targets
+from tests.support.kernels.recorded_loops import RECORDED_ARCH, LoopLimit, write_recorded_loops
 from tests.support.repository import ROOT
 
 # Triton 3.6 and 3.7 come with PyTorch's CUDA builds; constraints/cpu.txt has the version that tests run with.
@@ -36,6 +32,7 @@ _VERSIONS = ("3.6.0", "3.7.1")
 # warns before that; tests turn warnings into errors.
 _BESIDE = {"3.6.0": ("numpy>=2.3,<2.4",)}
 _WARNING = "ignore:Conversion of an array with ndim > 0 to a scalar:DeprecationWarning"
+Results = dict[str, tuple[Compiled, list[str]]]
 _TESTS = ("tests/kernels", "tests/worker/gpu", "tests/worker/gpu_models", "tests/integration/worker")
 _WHICH = "(triton or gpu) and not ahead and not fault"
 
@@ -60,13 +57,16 @@ def environment(version: str, folder: Path) -> str:
     return str(python)
 
 
-def compile_all(python: str, arch: int | None) -> dict[str, Compiled]:
-    """Results by str(target)."""
+def compile_all(python: str, arch: int | None) -> Results:
+    """Results by str(target), with what that version objects to: which tiles a build has may depend on it."""
     command = [python, "-m", "benchmarks.kernels.gpu_builds", "--json"]
     command += [] if arch is None else ["--arch", str(arch)]
     process = subprocess.run(command, cwd=ROOT, env=_variables(), stdout=subprocess.PIPE, text=True, check=False)
-    results = [Compiled.from_json(line) for line in process.stdout.splitlines()]
-    return {result.target: result for result in results}
+    found: Results = {}
+    for line in process.stdout.splitlines():
+        fields = json.loads(line)
+        found[fields["target"]] = Compiled.from_json(line), fields["objections"]
+    return found
 
 
 def passes_tests(python: str) -> bool:
@@ -79,32 +79,30 @@ def _variables() -> dict[str, str]:
     return {**{k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}, "PYTHONPATH": str(ROOT)}
 
 
-def print_table(targets: Sequence[Target], by_version: dict[str, dict[str, Compiled]]) -> int:
+def print_table(targets: Sequence[Target], by_version: Mapping[str, Results]) -> int:
     """Returns the number of builds that are not as they should be."""
     print(f"{'stack B / registers / instructions a turn':56}" + "".join(f"{version:>20}" for version in by_version))
     num_bad = 0
     for target in targets:
         cells: list[str] = []
         for version, results in by_version.items():
-            result = results.get(str(target), Compiled(target=str(target), error="not compiled"))
-            found = objections(target, result)
+            result, found = results.get(str(target), (Compiled(target=str(target)), ["not compiled"]))
             num_bad += bool(found)
             numbers = f"{result.stack} / {result.registers} / {result.longest_loop}{' *' if found else ''}"
-            cells.append(f"{'failed *' if result.error else numbers:>20}")
+            cells.append(f"{numbers:>20}")
             for objection in found:
                 print(f"{target}, Triton {version}: {objection}", file=sys.stderr)
         print(f"{target!s:56}" + "".join(cells), flush=True)
     return num_bad
 
 
-def record(targets: Sequence[Target], by_version: dict[str, dict[str, Compiled]]) -> None:
+def record(targets: Sequence[Target], by_version: Mapping[str, Results]) -> None:
     limits: dict[tuple[str, str], LoopLimit] = {}
     for target in targets:
-        build = builds_of(target.op)[target.build]
-        results = [results[str(target)] for results in by_version.values()]
+        results = [results[str(target)][0] for results in by_version.values()]
         if target.arch == RECORDED_ARCH and any(result.longest_loop for result in results):
             limits[configuration(target)] = LoopLimit(
-                instructions=max(instructions_per_number(build, result.longest_loop) for result in results),
+                instructions=max(result.instructions_per_number for result in results),
                 plain_loads=max(result.plain_loads for result in results),
             )
     write_recorded_loops(limits)
@@ -126,6 +124,8 @@ def main() -> int:
     by_version = {version: compile_all(python, arguments.arch) for version, python in pythons.items()}
     if arguments.record:
         record(targets, by_version)
+        # Objections once more, by the new table; Triton has kept all results.
+        by_version = {version: compile_all(python, arguments.arch) for version, python in pythons.items()}
     num_bad = print_table(targets, by_version)
     print(f"{num_bad} builds are not as they should be", file=sys.stderr)
     failed = [] if arguments.builds_only else [version for version in pythons if not passes_tests(pythons[version])]

@@ -26,7 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _selected(session: pytest.Session, path: Path, parameter: str) -> list[Any]:
     parameters = [getattr(item, "callspec", None) for item in session.items if item.path == path]
-    return [callspec.params[parameter] for callspec in parameters if callspec is not None]
+    return [
+        callspec.params[parameter] for callspec in parameters if callspec is not None and parameter in callspec.params
+    ]
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -59,10 +59,14 @@ class Compiled:
     has_vectors: bool = False
     # The innermost loops, if there are tensor core instructions.
     loops: list[Loop] = dataclasses.field(default_factory=list[Loop])
+    # Of the longest one, see recorded_loops.
+    instructions_per_number: float = 0.0
 
     @classmethod
     def from_json(cls, text: str) -> "Compiled":
+        """text: of a Compiled, and maybe of what is objected to."""
         fields = json.loads(text)
+        fields.pop("objections", None)
         return cls(**{**fields, "loops": [Loop(**loop) for loop in fields["loops"]]})
 
     @property
@@ -134,7 +138,7 @@ def objections(target: Target, result: Compiled) -> list[str]:
     if target.arch == RECORDED_ARCH:
         limit = recorded_loops().get(configuration(target), LoopLimit())
         found += flaws(result.loops, plain_loads=limit.plain_loads)
-        cost = instructions_per_number(build, result.longest_loop)
+        cost = result.instructions_per_number
         if cost > limit.instructions:
             found.append(f"{cost:.2f} instructions a thread for each token or weight, more than {limit.instructions}")
     return found
@@ -209,7 +213,7 @@ def compile_here(target: Target) -> Compiled:
     usage = _resource_usage(kernel.asm["cubin"])
     # Disassembling takes as long as compiling a small kernel.
     has_tensor_cores = "mma.sync" in kernel.asm["ptx"] or "wgmma" in kernel.asm["ptx"]
-    return Compiled(
+    compiled = Compiled(
         target=str(target),
         registers=usage["REG"],
         stack=usage["STACK"],
@@ -219,6 +223,7 @@ def compile_here(target: Target) -> Compiled:
         has_vectors="ld.global.v4.b32" in kernel.asm["ptx"] and "st.global.v" in kernel.asm["ptx"],
         loops=innermost_loops(disassembled(kernel.asm["cubin"])) if has_tensor_cores else [],
     )
+    return replace(compiled, instructions_per_number=instructions_per_number(build, compiled.longest_loop))
 
 
 def _full_signature(build: KernelBuild) -> dict[str, str]:
