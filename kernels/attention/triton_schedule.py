@@ -90,6 +90,9 @@ def decode_tiles(
         # bfloat16 has there at 0.88 to 1.02 of a copy's bandwidth: 32 KiB a tile. 128 tokens take 6.2 instructions a
         # token and warp, 64 take 8.3 (compiled by Triton 3.6; not timed).
         most = min(most, 64 if lanes < _WGMMA_LANES else 32)
+    if arch == 100 and lanes > _MIN_LANES:
+        # 64 tokens spill 8 to 64 B with 32 and 64 lanes (Triton 3.9).
+        most = 32
     tokens = next((n for n in (128, 64) if n <= most and n * token_bytes <= _TILE_BYTES[arch]), 32)
     # Without wgmma, operands are in registers, too.
     room_of_4_warps = 64 * 128 if arch == 90 else 16 * 128 * cache_dtype.itemsize

@@ -59,7 +59,7 @@ class Compiled:
     has_vectors: bool = False
     # The innermost loops, if there are tensor core instructions.
     loops: list[Loop] = dataclasses.field(default_factory=list[Loop])
-    # Of the longest one, see recorded_loops.
+    # Cost of the longest one, see recorded_loops.
     instructions_per_number: float = 0.0
 
     @classmethod
