@@ -38,20 +38,21 @@ def _gemm_kernel(
 ):  # fmt: skip
     """Computes out[m, n], or with SPLIT_K > 1 out[part, m, n] in float32, before bias and scales of rows.
 
-    Rows beyond M and columns beyond N repeat others, so that their loads need no mask.
+    Rows beyond M are not read: with M = 1, sixteen lanes that read row 0 took 1.17 to 1.48 times as long as 16 rows
+    (measured on an H200). Columns beyond N repeat others, so that weights need no mask.
     """
     tile_m, tile_n = tile_of_program(tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), group_m)
     part = tl.program_id(1)
     row = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
     column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    x_row, w_row = row % M, column % N
+    has_row, w_row = row < M, column % N
     k = tl.arange(0, BLOCK_K)
     steps = tl.cdiv(tl.cdiv(K, BLOCK_K), SPLIT_K)
     first = part * steps
     last = tl.minimum(first + steps, tl.cdiv(K, BLOCK_K))
-    x_tile = x + x_row.to(tl.int64)[:, None] * x_stride + (first * BLOCK_K + k)[None]
+    x_tile = x + row.to(tl.int64)[:, None] * x_stride + (first * BLOCK_K + k)[None]
     w_tile = w + w_row.to(tl.int64)[None] * w_stride + (first * BLOCK_K + k)[:, None]
-    x_scale = x_scales + x_row * x_scale_row_stride
+    x_scale = x_scales + row * x_scale_row_stride
     if BLOCK_N <= 128:
         # The tile lies in one block of the weight: a single scale.
         w_scale = w_scales + (tile_n * BLOCK_N // 128) * w_scale_row_stride
@@ -63,19 +64,20 @@ def _gemm_kernel(
     if BLOCKWISE:
         # The last parts may be empty, and have no scales.
         group = tl.minimum(first * BLOCK_K, K - 1) // 128
-        a_scale = tl.load(x_scale + group.to(tl.int64) * x_scale_group_stride)
+        a_scale = tl.load(x_scale + group.to(tl.int64) * x_scale_group_stride, mask=has_row, other=0.0)
         b_scale = tl.load(w_scale + group)
     else:
-        a_scale, b_scale = tl.load(x_scale), tl.load(w_scales + w_row * w_scale_row_stride)
+        a_scale = tl.load(x_scale, mask=has_row, other=0.0)
+        b_scale = tl.load(w_scales + w_row * w_scale_row_stride)
     for step in range(first, last):
         if EVEN_K:
-            a, b = tl.load(x_tile), tl.load(w_tile)
+            a, b = tl.load(x_tile, mask=has_row[:, None], other=0.0), tl.load(w_tile)
         else:
-            a = tl.load(x_tile, mask=(step * BLOCK_K + k < K)[None], other=0.0)
+            a = tl.load(x_tile, mask=has_row[:, None] & (step * BLOCK_K + k < K)[None], other=0.0)
             b = tl.load(w_tile, mask=(step * BLOCK_K + k < K)[:, None], other=0.0)
         if BLOCKWISE:
             group = tl.minimum(step + 1, last - 1) * BLOCK_K // 128
-            next_a_scale = tl.load(x_scale + group.to(tl.int64) * x_scale_group_stride)
+            next_a_scale = tl.load(x_scale + group.to(tl.int64) * x_scale_group_stride, mask=has_row, other=0.0)
             next_b_scale = tl.load(w_scale + group)
             product = _dot(a, b, tl.zeros((BLOCK_M, BLOCK_N), tl.float32), False)
             if BLOCK_N <= 128:
@@ -95,7 +97,7 @@ def _gemm_kernel(
             acc += tl.load(bias + w_row).to(tl.float32)[None]
     out += part.to(tl.int64) * M * out_stride
     out_tile = out + row.to(tl.int64)[:, None] * out_stride + column[None]
-    tl.store(out_tile, narrow(acc, out.dtype.element_ty), mask=(row < M)[:, None] & (column < N)[None])
+    tl.store(out_tile, narrow(acc, out.dtype.element_ty), mask=has_row[:, None] & (column < N)[None])
 
 
 @jit(do_not_specialize=["M"])

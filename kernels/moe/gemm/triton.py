@@ -173,11 +173,13 @@ def _grouped_gemm(
 
 
 @jit
-def _load_scales(x_scale, w_scale, up_scale_rows, group, group_stride, IS_FP8: tl.constexpr, GATED: tl.constexpr):
+def _load_scales(
+    x_scale, w_scale, up_scale_rows, group, group_stride, has_row, IS_FP8: tl.constexpr, GATED: tl.constexpr
+):
     """Loads the scales of 128 columns of x's rows, and of their weight blocks: gate's or down's, and up's."""
     a_scale, b_scale, up_scale = 1.0, 1.0, 1.0
     if IS_FP8:
-        a_scale = tl.load(x_scale + (group + tl.zeros((), tl.int64)) * group_stride)
+        a_scale = tl.load(x_scale + (group + tl.zeros((), tl.int64)) * group_stride, mask=has_row, other=0.0)
         b_scale = tl.load(w_scale + group)
         if GATED:
             up_scale = tl.load(w_scale + up_scale_rows + group)
@@ -209,14 +211,15 @@ def _grouped_gemm_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """N: columns of the result. Columns beyond N and rows without a pair repeat others, so that their loads need no
-    mask."""
+    """N: columns of the result. Rows without a pair are not read: if they all read token 0, they slow each other down.
+    Columns beyond N repeat others, so that weights need no mask."""
     block, tile_n = tile_of_program(num_blocks, tl.cdiv(N, BLOCK_N), GROUP_M)
     expert = tl.load(block_experts_B + block).to(tl.int64)
     if expert < 0:
         return
     pair = tl.load(pairs_BM + block * BLOCK_M + tl.arange(0, BLOCK_M))
-    x_row = (tl.maximum(pair, 0) // TOP_K).to(tl.int64)
+    has_row = pair >= 0
+    x_row = (pair // TOP_K).to(tl.int64)
     column = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     k = tl.arange(0, BLOCK_K)
     x_tile = x + x_row[:, None] * K + k[None]
@@ -238,17 +241,19 @@ def _grouped_gemm_kernel(
 
     steps = tl.cdiv(K, BLOCK_K)
     # Triton prefetches the operands of a dot, but not scales: here they are loaded one step ahead.
-    a_scale, b_scale, up_scale = _load_scales(x_scale, w_scale, up_scale_rows, 0, x_scale_group_stride, IS_FP8, GATED)
+    a_scale, b_scale, up_scale = _load_scales(
+        x_scale, w_scale, up_scale_rows, 0, x_scale_group_stride, has_row, IS_FP8, GATED
+    )
     for step in range(steps):
         ahead = tl.minimum(step + 1, steps - 1) * BLOCK_K // 128
         next_a, next_b, next_up = _load_scales(
-            x_scale, w_scale, up_scale_rows, ahead, x_scale_group_stride, IS_FP8, GATED
+            x_scale, w_scale, up_scale_rows, ahead, x_scale_group_stride, has_row, IS_FP8, GATED
         )
         if EVEN_K:
-            a = tl.load(x_tile)
+            a = tl.load(x_tile, mask=has_row[:, None], other=0.0)
             b = tl.load(w_tile)
         else:
-            a = tl.load(x_tile, mask=(step * BLOCK_K + k < K)[None], other=0.0)
+            a = tl.load(x_tile, mask=has_row[:, None] & (step * BLOCK_K + k < K)[None], other=0.0)
             b = tl.load(w_tile, mask=(step * BLOCK_K + k < K)[:, None], other=0.0)
         if IS_FP8:
             product = dot(a, b, tl.zeros((BLOCK_M, BLOCK_N), tl.float32))
@@ -280,7 +285,7 @@ def _grouped_gemm_kernel(
     elif GATED:
         acc = gated(acc, up_acc, ACTIVATION)
     out_tile = out + pair.to(tl.int64)[:, None] * N + column[None]
-    tl.store(out_tile, narrow(acc, out.dtype.element_ty), mask=(pair >= 0)[:, None] & (column < N)[None])
+    tl.store(out_tile, narrow(acc, out.dtype.element_ty), mask=has_row[:, None] & (column < N)[None])
 
 
 @jit

@@ -37,8 +37,15 @@ FAULTS = [
     Fault(
         name="one padding row is written",
         path="kernels/gemm/fp8/triton.py",
-        old="mask=(row < M)[:, None]",
-        new="mask=(row < M + 1)[:, None]",
+        old="mask=has_row[:, None] & (column",
+        new="mask=(row < M + 1)[:, None] & (column",
         test=f"{_GEMM}test_only_its_own_memory[channel-1]",
+    ),
+    Fault(
+        name="rows beyond M read row 0",
+        path="kernels/gemm/fp8/triton.py",
+        old="tl.load(x_tile, mask=has_row[:, None], other=0.0), tl.load(w_tile)",
+        new="tl.load(x_tile - (row - row % M).to(tl.int64)[:, None] * x_stride), tl.load(w_tile)",
+        test=f"{_GEMM}test_rows_of_padding_read_nothing[channel-256]",
     ),
 ]

@@ -19,6 +19,7 @@ from kernels.gemm.quantize import reference as quantize
 from kernels.gemm.quantize.triton import quantize_blocks
 from kernels.triton_common.tuned_tiles import Tile, write_tiles
 from tests.support.gpu.gpu import DEVICE
+from tests.support.gpu.reads import reads_of
 
 SCALES = ("tensor", "channel", "token-tensor", "tensor-channel", "block")
 # One of each; whole tiles; odd sizes; one more than a tile of rows, a block of outputs and two groups of inputs.
@@ -157,6 +158,19 @@ def test_only_its_own_memory(scales: str, split_k: int) -> None:
     untouched = canvas.isnan()
     untouched[2:19, :100] = True
     assert untouched.all()
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="counts what the interpreter loads")
+@pytest.mark.parametrize("K", [256, 250])
+@pytest.mark.parametrize("scales", ["channel", "block"])
+def test_rows_of_padding_read_nothing(scales: str, K: int) -> None:
+    """A tile of 16 rows that reads the only row 16 times is slower than 16 rows are."""
+    given = arguments((1, 64, K), scales)
+    with reads_of(given.x) as x_reads, reads_of(given.x_scales.t()) as scale_reads:
+        fp8_gemm(*given.all(), out_dtype=torch.float32, tile=SMALL)
+    assert (x_reads == 1).all()
+    # One step ahead, so the last group is loaded once more.
+    assert scale_reads.sum() <= given.x_scales.numel() + 1
 
 
 @pytest.mark.parametrize("scales", ["channel", "block"])

@@ -15,6 +15,7 @@ from kernels.moe.gemm.triton import Experts, run_experts
 from kernels.moe.routing.triton import route
 from kernels.triton_common.tuned_tiles import Tile
 from tests.support.gpu.gpu import DEVICE
+from tests.support.gpu.reads import reads_of
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +67,17 @@ def test_agrees_with_the_reference(
     )
     # Numbers between the GEMMs, and results, are rounded to 8 bits; sums have some 100 terms.
     torch.testing.assert_close(out_TH.double().cpu(), expected, rtol=2**-6, atol=2**-7)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="counts what the interpreter loads")
+def test_rows_without_a_pair_read_nothing():
+    """A token's row is read by each of its experts, not by the other rows of their tiles, too."""
+    x_TH, experts = random(3, 64, seed=3), experts_of(4, 64, 32)
+    weights_TK, experts_TK = routing(3, 2, 4)
+    assert FEW.gated_block_n >= 32, "one tile of columns"
+    with reads_of(x_TH) as reads:
+        run_experts(x_TH, experts, weights_TK, experts_TK, tile=FEW)
+    assert (reads == 2).all()
 
 
 @pytest.mark.parametrize("tile", [FEW, MANY])
