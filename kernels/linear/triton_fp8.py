@@ -11,16 +11,18 @@ Legend: T tokens, I inputs, O outputs, E hidden size, X ceil(I / 128).
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 
 from kernels.backend import GpuBackend
 from kernels.elementwise.rms_norm.triton import rms_norm_quantize_groups, rms_norm_quantize_tokens
 from kernels.elementwise.silu_mul.torch_cpu import Activation
 from kernels.elementwise.silu_mul.triton import silu_mul, silu_mul_quantize_groups, silu_mul_quantize_tokens
+from kernels.gemm.fp8.choose import SCALED_MM_MIN_ROWS, Problem, choose_path, device_of
 from kernels.gemm.fp8.dispatch import fp8_gemm
 from kernels.gemm.quantize.checks import check_device
 from kernels.gemm.quantize.triton import quantize_groups, quantize_tokens
 from kernels.linear.residual import Residual
-from kernels.linear.weights import Fp8Weight
+from kernels.linear.weights import BLOCK, Fp8Weight
 
 
 class Fp8Rows(NamedTuple):
@@ -33,8 +35,8 @@ class Fp8Rows(NamedTuple):
 class GpuFp8Linear:
     """PackedLinear on a GPU, for e4m3 weights."""
 
-    __slots__ = ("_activation", "_bias_O", "_by_group", "_dtype", "_eps", "_gated", "_invariant", "_norm_I", "_scales",
-                 "_values_OI", "num_outputs")  # fmt: skip
+    __slots__ = ("_activation", "_bias_O", "_by_group", "_dtype", "_eps", "_gated", "_invariant", "_norm_I", "_padded",
+                 "_scales", "_values_OI", "num_outputs")  # fmt: skip
 
     def __init__(
         self,
@@ -60,6 +62,13 @@ class GpuFp8Linear:
             self._scales = scales[0] if len(scales) == 1 else scales.contiguous()
         self.num_outputs = len(self._values_OI) // 2 if gated else len(self._values_OI)
         self._bias_O = None if bias_O is None else bias_O.to(gpu.device, dtype).contiguous()
+        # Followed by zeros up to whole blocks, for steps that scaled_mm computes.
+        self._padded: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        if not gated and _gains_from_padding(weight, dtype, gpu):
+            more = -len(self._values_OI) % BLOCK
+            values_OI = F.pad(self._values_OI.view(torch.uint8), (0, 0, 0, more)).view(torch.float8_e4m3fn)
+            self._values_OI = values_OI[: len(self._values_OI)]
+            self._padded = values_OI, None if self._bias_O is None else F.pad(self._bias_O, (0, more))
         self._norm_I = None if norm_I is None else norm_I.to(gpu.device)
         self._eps, self._gated, self._dtype, self._invariant = eps, gated, dtype, gpu.batch_invariant
         self._activation: Activation = activation
@@ -71,7 +80,7 @@ class GpuFp8Linear:
 
     @property
     def num_bytes(self) -> int:
-        return self._values_OI.nbytes + self._scales.nbytes
+        return (self._padded or (self._values_OI,))[0].nbytes + self._scales.nbytes
 
     def __call__(self, x: torch.Tensor | Residual, out: torch.Tensor | None = None) -> torch.Tensor:
         """Returns [T, O] from [T, I] in the layer's dtype, or from the residual stream if there is a norm."""
@@ -105,16 +114,27 @@ class GpuFp8Linear:
         return Fp8Rows(*normed(x.delta_TE, self._norm_I, self._eps, residual_TN=x.x_TE, out_dtype=self._dtype))
 
     def _multiplied(self, rows: Fp8Rows, out: torch.Tensor | None) -> torch.Tensor:
-        return fp8_gemm(
-            rows.values_TI,
-            self._values_OI,
-            rows.scales,
-            self._scales,
-            bias_N=self._bias_O,
-            out_dtype=self._dtype,
-            batch_invariant=self._invariant,
-            out=out,
-        )
+        x_TI, scales = rows
+        if self._padded is None or len(x_TI) < SCALED_MM_MIN_ROWS:
+            return fp8_gemm(
+                x_TI, self._values_OI, scales, self._scales, bias_N=self._bias_O, out_dtype=self._dtype,
+                batch_invariant=self._invariant, out=out,
+            )  # fmt: skip
+        values_OI, bias_O = self._padded
+        y_TO = fp8_gemm(x_TI, values_OI, scales, self._scales, bias_N=bias_O, out_dtype=self._dtype)
+        y_TO = y_TO[:, : len(self._values_OI)]
+        return y_TO.contiguous() if out is None else out.copy_(y_TO)
+
+
+def _gains_from_padding(weight: Fp8Weight, dtype: torch.dtype, gpu: GpuBackend) -> bool:
+    """Returns True if scaled_mm, which is faster at many rows, takes the weight with outputs in whole blocks alone, as
+    the 2,112 of DeepSeek-V3's first projections."""
+    num_outputs, num_inputs = weight.values_OI.shape
+    if not weight.has_blocks or num_outputs % BLOCK == 0:
+        return False
+    padded = num_outputs + -num_outputs % BLOCK
+    problem = Problem(M=1024, N=padded, K=num_inputs, blockwise=True, out_dtype=dtype, has_bias=False)
+    return choose_path(problem, device_of(gpu.device), batch_invariant=gpu.batch_invariant).path == "scaled_mm"
 
 
 def _apart(scales_YX: torch.Tensor) -> torch.Tensor:

@@ -4,12 +4,16 @@ A CPU on which Triton interprets its kernels (TRITON_INTERPRET=1) can stand in f
 immediately, in the order that a GPU's stream would keep.
 """
 
+import logging
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol, Self
 
 import torch
+
+_log = logging.getLogger("octavo.worker")
 
 
 class Event(Protocol):
@@ -57,6 +61,11 @@ class Device(Protocol):
     # The product name, such as NVIDIA H200.
     name: str
 
+    def current(self) -> AbstractContextManager[object]:
+        """Within the block, the calling thread's work goes to this device and its stream. A thread that has not entered
+        it works on the first GPU's default stream, unordered with that of others."""
+        ...
+
     def pinned(self, num_bytes: int) -> torch.Tensor:
         """Allocates uint8 host memory for asynchronous copies from and to the device."""
         ...
@@ -101,8 +110,15 @@ class CudaDevice:
         torch.cuda.set_device(self.torch_device)
         # Graphs cannot be captured on the default stream.
         self._stream = torch.cuda.Stream(self.torch_device)
+        # The caller's thread makes weights and memory; steps enter `current`, whichever thread computes them.
         torch.cuda.set_stream(self._stream)
         self._pieces: _CapturedPieces | None = None
+        # cuBLAS may otherwise add up parts of K in 16 bits.
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+    def current(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream)
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
@@ -118,17 +134,22 @@ class CudaDevice:
         graph = _begin_capture(pool)
         try:
             body()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            _abandon(graph)
+            raise
+        graph.capture_end()
         return graph
 
     def capture_pieces(self, body: Callable[[], object], pool: object | None) -> Graph:
         self._pieces = pieces = _CapturedPieces(pool)
         try:
             body()
+            pieces.end()
+        except BaseException:
+            pieces.abandon()
+            raise
         finally:
             self._pieces = None
-            pieces.end()
         return pieces
 
     def between_graphs(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -178,13 +199,22 @@ def _begin_capture(pool: object | None) -> torch.cuda.CUDAGraph:
     return graph
 
 
+def _abandon(graph: torch.cuda.CUDAGraph) -> None:
+    """Ends a capture whose body has failed. That error is the cause; ending the capture often fails because of it."""
+    try:
+        graph.capture_end()
+    except RuntimeError as error:
+        _log.debug("ending a failed capture: %s", error)
+
+
 class _CapturedPieces:
     """Graphs, and the calls between them, in order."""
 
     def __init__(self, pool: object | None) -> None:
         self._pool = pool
         self._parts: list[Callable[[], object]] = []
-        self._graph = _begin_capture(pool)
+        # None: no capture is running.
+        self._graph: torch.cuda.CUDAGraph | None = _begin_capture(pool)
 
     def cut(self, call: Callable[[], torch.Tensor]) -> torch.Tensor:
         self.end()
@@ -195,8 +225,14 @@ class _CapturedPieces:
         return result
 
     def end(self) -> None:
-        self._graph.capture_end()
-        self._parts.append(self._graph.replay)
+        assert self._graph is not None
+        graph, self._graph = self._graph, None
+        graph.capture_end()
+        self._parts.append(graph.replay)
+
+    def abandon(self) -> None:
+        if self._graph is not None:
+            _abandon(self._graph)
 
     def replay(self) -> None:
         for part in self._parts:
@@ -210,6 +246,9 @@ class InterpretedDevice:
         self.torch_device = torch.device("cpu")
         self.name = "interpreted"
         self._memory_bytes = memory_bytes
+
+    def current(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
         return torch.empty(num_bytes, dtype=torch.uint8)

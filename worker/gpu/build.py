@@ -183,6 +183,7 @@ def build_gpu_runner(
         info,
         swap_space=parts.swap_space(kv_cache),
         max_steps_in_flight=options.max_steps_in_flight,
+        device=device,
         ranks=ranks,
         drafter=drafter,
         items=parts.items(use),

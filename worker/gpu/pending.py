@@ -3,8 +3,11 @@
 Shape suffixes: N sampling rows, Q positions whose logprobs are asked for, K most likely tokens.
 """
 
-from collections.abc import Sequence
+import logging
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from queue import SimpleQueue
 
 import numpy as np
 import torch
@@ -12,6 +15,8 @@ import torch
 from worker.device.device import Event
 from worker.sampling.gpu_logprobs import LogprobTensors
 from worker.step.inputs import Logprobs, StepOutputs
+
+_log = logging.getLogger("octavo.worker")
 
 # In int32 numbers: arrays begin at multiples of 64 bytes, so that kernels can use aligned accesses.
 _ALIGNMENT = 16
@@ -135,3 +140,29 @@ class PendingStep:
             # A later step will reuse the memory.
             self._results = None
         return self._outputs
+
+
+class StepWaiter:
+    """A thread that waits for one event after the other, without holding the GIL. The first call starts it. It is a
+    daemon, so a device that hangs does not keep the process from ending."""
+
+    def __init__(self) -> None:
+        self._queue: SimpleQueue[tuple[Event, Callable[[], None]]] = SimpleQueue()
+        self._has_begun = False
+
+    def call_when_reached(self, event: Event, callback: Callable[[], None]) -> None:
+        """Calls callback on the thread once the device has reached the event. Pass events in the device's order."""
+        if not self._has_begun:
+            self._has_begun = True
+            threading.Thread(target=self._run, name="step-waiter", daemon=True).start()
+        self._queue.put((event, callback))
+
+    def _run(self) -> None:
+        while True:
+            event, callback = self._queue.get()
+            try:
+                event.synchronize()
+            except RuntimeError as error:
+                # The caller that takes the step's result gets the same error, and can handle it.
+                _log.debug("waiting for a step failed: %s", error)
+            callback()

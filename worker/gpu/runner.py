@@ -1,19 +1,18 @@
 """Computes plans on a GPU: a step begins while earlier ones are in flight."""
 
-import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
-from typing import Any, Protocol
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
 from protos import inference_pb2, step_pb2
-from worker.device.device import Event
+from worker.device.device import Device, Event, InterpretedDevice
 from worker.encoders.items import Items, check_no_items
 from worker.errors import PlanError
+from worker.gpu.pending import StepWaiter
 from worker.gpu.ranks import GpuRanks
 from worker.gpu.swap import GpuSwapSpace
 from worker.models.drafting.drafter import Drafter
@@ -26,33 +25,22 @@ from worker.step.results import BegunStep, ScoredPrompt, scored_prompts
 from worker.step.rows import Rows
 from worker.step.warm_up import warm_up_plans
 
-_log = logging.getLogger("octavo.worker")
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 
-class StepWaiter:
-    """A thread that waits for one event after the other, without holding the GIL. The first call starts it. It is a
-    daemon, so a device that hangs does not keep the process from ending."""
+def _on_stream(
+    method: "Callable[Concatenate[GpuRunner, Given], Result]",
+) -> "Callable[Concatenate[GpuRunner, Given], Result]":
+    """Has a method's work on the device's stream: torch keeps the current stream and device per thread, and callers may
+    be any thread, such as AsyncLLM's."""
 
-    def __init__(self) -> None:
-        self._queue: SimpleQueue[tuple[Event, Callable[[], None]]] = SimpleQueue()
-        self._has_begun = False
+    @wraps(method)
+    def on_stream(self: "GpuRunner", *args: Given.args, **kwargs: Given.kwargs) -> Result:
+        with self.device.current():
+            return method(self, *args, **kwargs)
 
-    def call_when_reached(self, event: Event, callback: Callable[[], None]) -> None:
-        """Calls callback on the thread once the device has reached the event. Pass events in the device's order."""
-        if not self._has_begun:
-            self._has_begun = True
-            threading.Thread(target=self._run, name="step-waiter", daemon=True).start()
-        self._queue.put((event, callback))
-
-    def _run(self) -> None:
-        while True:
-            event, callback = self._queue.get()
-            try:
-                event.synchronize()
-            except RuntimeError as error:
-                # The caller that takes the step's result gets the same error, and can handle it.
-                _log.debug("waiting for a step failed: %s", error)
-            callback()
+    return on_stream
 
 
 class EngineStep(Protocol):
@@ -85,15 +73,17 @@ class GpuRunner:
         *,
         swap_space: GpuSwapSpace,
         max_steps_in_flight: int,
+        device: Device | None = None,
         ranks: GpuRanks | None = None,
         drafter: Drafter | None = None,
         items: Items | None = None,
     ) -> None:
-        """max_steps_in_flight: steps that may have begun without their results having been taken. ranks: set if several
-        ranks compute a step together. drafter: only where results are sent. items: None: the model takes text only."""
+        """max_steps_in_flight: steps that may have begun without their results having been taken. device: the
+        engine's; None: one without streams. ranks: set if several ranks compute a step together. drafter: only where results are sent. items: None: the model takes text only."""
         self._engine, self._rows, self._swap_space = engine, rows, swap_space
         self._max_steps_in_flight, self._ranks = max_steps_in_flight, ranks
         self._drafter = drafter
+        self.device: Device = device or InterpretedDevice()
         self.items = items
         # Sent to the scheduler in Ready.
         self.model_info = model_info
@@ -119,6 +109,7 @@ class GpuRunner:
     def num_live_rows(self) -> int:
         return len(self._rows.live_rows)
 
+    @_on_stream
     def join(self, groups: Groups | None, while_waiting: Callable[[], None] = lambda: None) -> None:
         """See worker.step.runner.StepRunner."""
         assert self._ranks is not None, "this rank computes alone"
@@ -129,6 +120,7 @@ class GpuRunner:
                 self.items.encoder.group = groups.tensor
             self._ranks.join(groups, while_waiting)
 
+    @_on_stream
     def reset(self) -> None:
         """Starts a new epoch: waits for steps in flight, drops their results, and forgets every row."""
         if self._in_flight and self._ranks is not None:
@@ -145,6 +137,7 @@ class GpuRunner:
         self._unsettled_rows.clear()
         self._failed_sequences.clear()
 
+    @_on_stream
     def begin(self, plan: step_pb2.StepPlan) -> "GpuResult":
         """Queues a step on the device without waiting. The caller checks epoch, step number and digest.
 
@@ -187,6 +180,7 @@ class GpuRunner:
         """Begins a step, waits for it, and returns its result."""
         return self.begin(plan).result()
 
+    @_on_stream
     def warm_up(self) -> None:
         """Runs a prefill and a decode through the real step, so that everything is allocated for the first request."""
         item = None if self.items is None else self.items.warm_up(self._rows.max_num_batched_tokens)
@@ -268,6 +262,7 @@ class GpuRunner:
         self._rows.append_unknown(step.rows_N[step.num_drafts_N == 0])
         self._unsettled_rows.update(step.rows_N[step.num_drafts_N > 0].tolist())
 
+    @_on_stream
     def take(self, result: "GpuResult") -> step_pb2.StepResult:
         """Waits for the step and returns its result. Raises the error that made it fail."""
         assert self._in_flight, "no result is awaited; a reset has dropped it"

@@ -35,10 +35,8 @@ def check_cpu_options(options: Options) -> None:
 
 def check_gpu_options(options: Options) -> None:
     """Raises PermanentError for options that need a CPU, and warns of options without effect on a GPU."""
-    if options.quantization in ("int8", "int4"):
-        raise PermanentError(
-            f"quantization={options.quantization} is for CPUs only: use fp8 or none on a GPU, or device=cpu"
-        )
+    if options.quantization == "int8":
+        raise PermanentError("quantization=int8 is for CPUs only: use fp8, int4 or none on a GPU, or device=cpu")
     if options.num_redundant_experts:
         raise PermanentError(
             f"num_redundant_experts={options.num_redundant_experts}: copies of experts are for CPUs only so far; use 0 "

@@ -54,7 +54,7 @@ def fp8_gemm(
     batch_invariant: a row's bits depend on the row alone, whatever M is: one tile, K in one order.
     path: "auto" uses torch's scaled_mm where `fp8_gemm_choice` says so; "triton" and "scaled_mm" force one.
     tile: the Triton kernel's; None: the tuned one (tuned_files.py; tuned_folder comes before its other folders), or a
-    default. out: memory for the result, contiguous in the last dim (scaled_mm's result is copied there).
+    default. out: memory for the result, contiguous in the last dim.
 
     Raises ValueError for shapes, dtypes or strides that differ from the above, a GPU without e4m3 (before sm_89), a
     path that cannot compute the problem, and TunedConfigError for a malformed configuration.
@@ -72,8 +72,9 @@ def fp8_gemm(
     else:
         chosen = _insisted(path, problem, x_MK.device, batch_invariant)
     if chosen == "scaled_mm" and M and N:
-        y_MN = scaled_mm(x_MK, weight_NK, x_scales, weight_scales, bias_N, out_dtype, blockwise=problem.blockwise)
-        return y_MN if out is None else out.copy_(y_MN)
+        return scaled_mm(
+            x_MK, weight_NK, x_scales, weight_scales, bias_N, out_dtype, blockwise=problem.blockwise, out=out
+        )
     if out is None:
         out = torch.empty((M, N), dtype=out_dtype, device=x_MK.device)
     if M == 0 or N == 0:

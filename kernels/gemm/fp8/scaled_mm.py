@@ -25,8 +25,10 @@ def scaled_mm(
     out_dtype: torch.dtype,
     *,
     blockwise: bool,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Arguments are those that kernels.gemm.fp8.dispatch.fp8_gemm has checked; choose.obstacle returned None."""
+    """Arguments are those that kernels.gemm.fp8.dispatch.fp8_gemm has checked; choose.obstacle returned None. out: the
+    result is written there, or copied if its rows are apart."""
     M, N = x_MK.shape[0], weight_NK.shape[0]
     if blockwise:
         recipes = F.ScalingType.BlockWise1x128, F.ScalingType.BlockWise128x128
@@ -37,9 +39,16 @@ def scaled_mm(
     else:
         recipes = F.ScalingType.RowWise, F.ScalingType.RowWise
         scales = x_scales.expand(M, 1).contiguous(), weight_scales.expand(N, 1).contiguous().view(1, N)
-    return F.scaled_mm(
+    if out is not None and out.is_contiguous():
+        # F.scaled_mm without its `out`, which it lacks.
+        return torch._scaled_mm_v2(
+            x_MK, weight_NK.t(), [scales[0]], [recipes[0].value], [], [scales[1]], [recipes[1].value], [],
+            bias_N, out_dtype, out=out,
+        )  # fmt: skip
+    y_MN = F.scaled_mm(
         x_MK, weight_NK.t(), scales[0], recipes[0], scales[1], recipes[1], bias=bias_N, output_dtype=out_dtype
     )
+    return y_MN if out is None else out.copy_(y_MN)
 
 
 def _block_scales(scales: torch.Tensor) -> torch.Tensor:

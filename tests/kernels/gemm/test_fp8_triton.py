@@ -2,11 +2,15 @@
 from its batch."""
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.gemm.fp8 import dispatch as gpu
 from kernels.gemm.fp8 import reference
@@ -244,6 +248,21 @@ def test_no_rows() -> None:
     assert fp8_gemm(*given.all()).shape == (0, 40)
 
 
+@contextmanager
+def counted_copies() -> Iterator[list[object]]:
+    """Yields a list of the calls of copy_."""
+    copies: list[object] = []
+
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
+            if func.overloadpacket is torch.ops.aten.copy_:
+                copies.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Counting():
+        yield copies
+
+
 def by_scaled_mm(of: Arguments, device: str, *, out_dtype: torch.dtype, blockwise: bool) -> torch.Tensor:
     x, weight, x_scales, weight_scales = (tensor.to(device) for tensor in of.all())
     return scaled_mm(x, weight, x_scales, weight_scales, None, out_dtype, blockwise=blockwise)
@@ -255,6 +274,20 @@ def test_scaled_mm_gets_its_scales_right(scales: str) -> None:
     given = arguments((8, 32, 64), scales)
     y = by_scaled_mm(given, DEVICE, out_dtype=torch.float32 if DEVICE == "cpu" else torch.bfloat16, blockwise=False)
     assert_close(y, given)
+
+
+@pytest.mark.parametrize("scales", ["tensor", "channel"])
+def test_scaled_mm_writes_into_out(scales: str) -> None:
+    """Contiguous memory receives the result itself, without a copy; other memory receives a copy."""
+    given, dtype = arguments((8, 32, 64), scales), torch.bfloat16 if DEVICE == "cuda" else torch.float32
+    expected = by_scaled_mm(given, DEVICE, out_dtype=dtype, blockwise=False)
+    wide = torch.full((8, 48), 7, dtype=dtype, device=DEVICE)
+    for out in (torch.empty_like(expected), wide[:, :32]):
+        with counted_copies() as copies:
+            assert scaled_mm(*given.all(), None, dtype, blockwise=False, out=out) is out
+        assert torch.equal(out, expected)
+        assert len(copies) == (0 if out.is_contiguous() else 1)
+    assert (wide[:, 32:] == 7).all()
 
 
 @pytest.mark.parametrize("groups", [1, 3, 4])

@@ -1,5 +1,7 @@
 """Linear layers in e4m3: concatenating parts of their weights, and the layer on a GPU against unfused formulas."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -8,8 +10,10 @@ from kernels.elementwise.rms_norm.reference import rms_norm
 from kernels.elementwise.silu_mul.reference import gelu_tanh_mul, silu_mul
 from kernels.elementwise.silu_mul.torch_cpu import Activation
 from kernels.gemm.fp8 import reference as gemm
+from kernels.gemm.fp8.choose import Device
+from kernels.gemm.fp8.dispatch import fp8_gemm
 from kernels.gemm.quantize import reference as quantize
-from kernels.linear import PackedLinear, Residual
+from kernels.linear import PackedLinear, Residual, triton_fp8
 from kernels.linear.triton_fp8 import GpuFp8Linear
 from kernels.linear.weights import Fp8Weight, concatenate, dequantize, in_blocks, map_rows, quantize_fp8
 from tests.support.gpu.gpu import DEVICE
@@ -197,6 +201,31 @@ def test_a_gated_layer_quantizes_as_the_next_one_takes_it(layout: str, other: st
     residual.is_pending = False
     then.add_to_(residual, first(residual))
     assert torch.equal(residual.delta_TE, fused), "the fused kernel differs from its two parts"
+
+
+@pytest.mark.parametrize("num_tokens", [64, 65])
+def test_outputs_in_parts_of_a_block_are_padded_for_scaled_mm_alone(
+    num_tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU whose scaled_mm wants whole blocks of outputs. The result has the layer's outputs, in `out` if given."""
+    weight, bias = _weight("block", 136, 256), _floats(1, 136)[0]
+    h200 = Device(capability=90, num_sms=132, name="NVIDIA H200", cuda_version=(13, 0), has_scaled_mm=True)
+    widths: list[int] = []
+
+    def watched(*args: torch.Tensor, **how: Any) -> torch.Tensor:
+        widths.append(len(args[1]))
+        return fp8_gemm(*args, **how)
+
+    monkeypatch.setattr(triton_fp8, "device_of", lambda device: h200)
+    monkeypatch.setattr(triton_fp8, "fp8_gemm", watched)
+    linear, x = _linear(weight, bias=bias), _inputs(num_tokens, 256)
+    out = torch.full((num_tokens, 136), torch.nan, device=DEVICE)
+    for y in (linear(x.to(DEVICE)), linear(x.to(DEVICE), out)):
+        assert y.is_contiguous()
+        _assert_near(y, _expected(weight, x, bias))
+    assert y is out
+    assert widths == [256 if num_tokens > 64 else 136] * 2
+    assert linear.num_bytes == 256 * 256 + 2 * 2 * 4
 
 
 @pytest.mark.parametrize("layout", ["channel", "block"])

@@ -12,6 +12,7 @@ from worker.device.device import CudaDevice, InterpretedDevice
 from worker.device.select import Gpu, check_gpu, gpu_index, select_device
 from worker.errors import PermanentError
 from worker.process.build import check_cpu_options, check_gpu_options
+from worker.weights.quantization.kinds import _ON_GPUS
 
 H200 = Gpu(name="NVIDIA H200", capability=(9, 0))
 A100 = Gpu(name="NVIDIA A100-SXM4-80GB", capability=(8, 0))
@@ -137,11 +138,17 @@ def test_what_only_gpus_do_is_refused_on_cpus(changes: dict[str, Any], said: str
     check_gpu_options(options_of(**changes))
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-def test_what_only_cpus_do_is_refused_on_gpus(quantization: str):
-    with pytest.raises(PermanentError, match=f"quantization={quantization} is for CPUs only: use fp8 or none"):
-        check_gpu_options(options_of(quantization=quantization))
-    check_cpu_options(options_of(quantization=quantization))
+def test_what_only_cpus_do_is_refused_on_gpus():
+    with pytest.raises(PermanentError, match="quantization=int8 is for CPUs only: use fp8, int4 or none"):
+        check_gpu_options(options_of(quantization="int8"))
+    check_cpu_options(options_of(quantization="int8"))
+
+
+@pytest.mark.parametrize("quantization", _ON_GPUS)
+def test_every_quantization_that_gpus_compute_is_taken_there(quantization: str):
+    """The check of options and the loader must not disagree, as they did about int4."""
+    check_gpu_options(options_of(quantization=quantization))
+    check_gpu(options_of(quantization=quantization), H200)
 
 
 def test_options_without_effect_are_named(caplog: pytest.LogCaptureFixture):

@@ -66,6 +66,24 @@ def test_only_decodes_need_no_more_than_their_rows(alone: dict[str, list[int]]) 
     assert run.model.shapes == [(11, 1)] + [(1, 1)] * 8
 
 
+def test_large_steps_without_graphs_are_padded_to_multiples_of_16(alone: dict[str, list[int]]) -> None:
+    """Whole prompts and decodes, up to the largest possible step; outputs are unchanged."""
+    run = EngineRun(max_num_seqs=70, max_num_batched_tokens=90)
+    for row in range(70):
+        run.add(row, PROMPT[: 1 + (row == 69)], GREEDY)
+    run.step(dict.fromkeys(range(64), 1))
+    run.step({**dict.fromkeys(range(64, 69), 1), 69: 2, **dict.fromkeys(range(58), 1)})
+    run.step(dict.fromkeys(range(70), 1))
+    assert [tokens for tokens, _ in run.model.shapes] == [64, 80, 70]
+    one = outputs_alone(PROMPT[:1], GREEDY, 3)
+    for row in range(69):
+        assert run.rows[row].output == one[: len(run.rows[row].output)], row
+    assert run.rows[69].output == outputs_alone(PROMPT[:2], GREEDY, 2)
+    run.add(0, PROMPT * 8, GREEDY)
+    run.step({0: 88})
+    assert run.model.shapes[-1][0] == 90
+
+
 @pytest.mark.parametrize("kind", ["penalised", "made to wait", "drawn and penalised"])
 def test_a_row_that_comes_back_goes_on(kind: str, alone: dict[str, list[int]]) -> None:
     """It comes back in another row, beside the one that took its place with other penalties; its output counts."""
