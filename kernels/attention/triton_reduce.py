@@ -33,7 +33,7 @@ def reduce_chunks(
     )  # fmt: skip
 
 
-@jit
+@jit(do_not_specialize=["num_rows"])
 def reduce_kernel(
     out, query_starts, starts, partial_sums, partial_values, sinks, v_scale, num_rows, out_stride, line_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, SCALE_PER_HEAD: tl.constexpr,

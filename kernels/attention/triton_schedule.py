@@ -300,7 +300,7 @@ def _row_work(
     return queries, tiles, prefill_tiles, context - first, chunks
 
 
-@jit
+@jit(do_not_specialize=["num_rows", "num_partials"])
 def schedule_kernel(
     query_starts, context_lens, starts, line_stride, num_rows, num_programs, num_partials,
     KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr, CHUNK: tl.constexpr,

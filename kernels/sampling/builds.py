@@ -38,6 +38,7 @@ def shipped() -> list[KernelBuild]:
         recorded("first-step", _sample(), kernel=_bin_kernel, nth=0),
         recorded("top-k-step", _sample(), kernel=_bin_kernel, nth=1),
         recorded("top-p-first-step", _sample(), kernel=_bin_kernel, nth=NUM_PASSES),
+        recorded("top-p-step", _sample(), kernel=_bin_kernel, nth=NUM_PASSES + 1),
         recorded("kept-mass", _sample(), kernel=_kept_mass_kernel),
         recorded("kept-mass-unfiltered", _sample(filters=False), kernel=_kept_mass_kernel),
         recorded("choose", _sample(), kernel=_choose_kernel),

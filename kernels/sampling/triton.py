@@ -111,8 +111,8 @@ def sample(
             search = (states_PLX, *bins_2PLB)
             for step in range(NUM_STEPS):
                 _bin_kernel[grid](
-                    logits_LV, rows_L, *shared, maxima_LC, *search, vocabulary, stride, num_scored,
-                    STEP=step, NUM_BINS=BINS if step else FIRST_BINS, FOR_TOP_P=step >= NUM_PASSES,
+                    logits_LV, rows_L, *shared, maxima_LC, *search, vocabulary, stride, num_scored, step,
+                    FIRST=step in (0, NUM_PASSES), NUM_BINS=BINS if step else FIRST_BINS, FOR_TOP_P=step >= NUM_PASSES,
                     CHUNK=CHUNK, BLOCK_C=block_c, num_warps=NUM_WARPS,
                 )  # fmt: skip
         _kept_mass_kernel[grid](

@@ -33,27 +33,27 @@ _LAST_STEP = tl.constexpr(NUM_STEPS - 1)
 
 
 @jit
-def bin_shift(STEP: tl.constexpr):
-    """The bits of a key that a step leaves to later steps."""
-    if STEP <= _LAST_TOP_K_STEP:
-        shift: tl.constexpr = _FIRST_SHIFT - STEP * _BITS
-    else:
-        shift: tl.constexpr = _FIRST_SHIFT - (STEP - _LAST_TOP_K_STEP) * _BITS
-    return shift
+def bin_shift(step):
+    """The bits of a key that a step leaves to later steps. top_p's first step continues after step 0, which it shares
+    with top_k's."""
+    return _FIRST_SHIFT - tl.where(step > _LAST_TOP_K_STEP, step - _LAST_TOP_K_STEP, step) * _BITS
 
 
 @jit
-def enter_step(states_PLX, counts_PLB, masses_PLB, at, num_scored, top_k, top_p, writes, STEP: tl.constexpr):
-    """Returns the state of the search at `at` before STEP: the least key's bits so far, and whether they already decide
-    what is kept. The program with `writes` stores the state for the next step. top_k: int64, 0 if off; it is searched
-    for before top_p."""
+def enter_step(
+    states_PLX, counts_PLB, masses_PLB, at, num_scored, top_k, top_p, writes, step,
+    FIRST: tl.constexpr, FOR_TOP_P: tl.constexpr,
+):  # fmt: skip
+    """Returns the state of the search at `at` before a step: the least key's bits so far, and whether they already
+    decide what is kept. The program with `writes` stores the state for the next step. top_k: int64, 0 if off; it is
+    searched for before top_p. FIRST: the step is the first of its search."""
     zero = tl.full((), 0, tl.int64)
     low = tl.full((), 0, tl.int32)
-    if STEP == 0:
+    if FIRST and not FOR_TOP_P:
         state = (low, zero, zero, top_k, zero, zero)
-    elif STEP == _LAST_TOP_K_STEP + 1:
+    elif FIRST:
         if top_k > 0:
-            _, _, _, _, total, _ = _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, _LAST_TOP_K_STEP)
+            _, _, _, _, total, _ = _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, _LAST_TOP_K_STEP, False)
         else:
             total = tl.sum(_bins(masses_PLB, at, num_scored, 0))
         wanted = top_p * total.to(tl.float64)
@@ -61,8 +61,8 @@ def enter_step(states_PLX, counts_PLB, masses_PLB, at, num_scored, top_k, top_p,
         goal += (goal.to(tl.float64) < wanted).to(tl.int64)
         state = _narrow(low, zero, zero, goal, zero, zero, counts_PLB, masses_PLB, at, num_scored, 0, True)
     else:
-        state = _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, STEP - 1)
-    place = states_PLX + (STEP * num_scored + at) * STATE_SIZE
+        state = _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, step - 1, FOR_TOP_P)
+    place = states_PLX + (step * num_scored + at) * STATE_SIZE
     for i in tl.static_range(6):  # pyright: ignore[reportGeneralTypeIssues]
         tl.store(place + i, state[i].to(tl.int64), mask=writes)
     return state[0], state[5] > 0
@@ -73,23 +73,23 @@ def least_key(states_PLX, counts_PLB, masses_PLB, at, num_scored, top_k, top_p):
     """The least key that both searches have found, after all steps."""
     least = tl.full((), 0, tl.int32)
     if top_k > 0:
-        low, _, _, _, _, _ = _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, _LAST_TOP_K_STEP)
+        low, _, _, _, _, _ = _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, _LAST_TOP_K_STEP, False)
         least = tl.maximum(least, low)
     if top_p < 1.0:
-        low, _, _, _, _, _ = _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, _LAST_STEP)
+        low, _, _, _, _, _ = _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, _LAST_STEP, True)
         least = tl.maximum(least, low)
     return least
 
 
 @jit
-def _bins(bins_PLB, at, num_scored, STEP: tl.constexpr):
-    return tl.load(bins_PLB + (STEP * num_scored + at) * MAX_BINS + tl.arange(0, MAX_BINS))
+def _bins(bins_PLB, at, num_scored, step):
+    return tl.load(bins_PLB + (step * num_scored + at) * MAX_BINS + tl.arange(0, MAX_BINS))
 
 
 @jit
-def _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, STEP: tl.constexpr):
-    """The state after STEP, from the one before it and its bins."""
-    place = states_PLX + (STEP * num_scored + at) * STATE_SIZE
+def _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, step, BY_MASS: tl.constexpr):
+    """The state after a step, from the one before it and its bins."""
+    place = states_PLX + (step * num_scored + at) * STATE_SIZE
     low = tl.load(place).to(tl.int32)
     count_above = tl.load(place + 1)
     mass_above = tl.load(place + 2)
@@ -98,7 +98,7 @@ def _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, STEP: tl.constexp
     settled = tl.load(place + 5)
     return _narrow(
         low, count_above, mass_above, goal, kept_mass, settled,
-        counts_PLB, masses_PLB, at, num_scored, STEP, STEP > _LAST_TOP_K_STEP,
+        counts_PLB, masses_PLB, at, num_scored, step, BY_MASS,
     )  # fmt: skip
 
 
@@ -114,19 +114,19 @@ def _narrow(
     masses_PLB,
     at,
     num_scored,
-    STEP: tl.constexpr,
+    step,
     BY_MASS: tl.constexpr,
 ):
     bins = tl.arange(0, MAX_BINS)
-    counts = _bins(counts_PLB, at, num_scored, STEP)
-    masses = _bins(masses_PLB, at, num_scored, STEP)
+    counts = _bins(counts_PLB, at, num_scored, step)
+    masses = _bins(masses_PLB, at, num_scored, step)
     if BY_MASS:
         reached = mass_above + tl.cumsum(masses, reverse=True) >= goal
     else:
         reached = count_above + tl.cumsum(counts, reverse=True) >= goal
     # The lowest bin if even all of them do not reach the goal.
     chosen = tl.max(tl.where(reached, bins, 0))
-    new_low = low + (chosen << bin_shift(STEP))
+    new_low = low + (chosen << bin_shift(step))
     new_count = count_above + sum_of(counts, bins > chosen)
     new_mass = mass_above + sum_of(masses, bins > chosen)
     count = sum_of(counts, bins == chosen)
@@ -183,7 +183,7 @@ def _maxima_kernel(
     tl.store(tokens_LC + place, first)
 
 
-@jit(do_not_specialize=["num_scored"])
+@jit(do_not_specialize=["num_scored", "step"])
 def _bin_kernel(
     logits_LV,
     rows_L,
@@ -197,7 +197,8 @@ def _bin_kernel(
     vocabulary,
     stride,
     num_scored,
-    STEP: tl.constexpr,
+    step,
+    FIRST: tl.constexpr,
     NUM_BINS: tl.constexpr,
     FOR_TOP_P: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -215,18 +216,20 @@ def _bin_kernel(
         wanted = top_p < 1.0
     else:
         # The first step also fills top_p's first bins, with all tokens.
-        wanted = (top_k > 0) | ((STEP == 0) & (top_p < 1.0))
+        wanted = (top_k > 0) | (FIRST & (top_p < 1.0))
     if (temperature <= 0) | (not wanted) | (not is_finite(largest)):
         return
-    low, settled = enter_step(states_PLX, counts_PLB, masses_PLB, at, num_scored, top_k, top_p, chunk == 0, STEP)
+    low, settled = enter_step(
+        states_PLX, counts_PLB, masses_PLB, at, num_scored, top_k, top_p, chunk == 0, step, FIRST, FOR_TOP_P
+    )
     scale = scale_of(temperature)
     if settled | cannot_reach(tl.load(maxima_LC + at * num_chunks + chunk), largest, scale, low):
         return
     weights = weigh(load_chunk(logits_LV, at, stride, chunk, vocabulary, CHUNK), largest, scale)
     keys = key_of(weights)
-    bins = tl.where(keys >= low, (keys - low) >> bin_shift(STEP), -1)
+    bins = tl.where(keys >= low, (keys - low) >> bin_shift(step), -1)
     masses = mass_of(weights)
-    place = (STEP * num_scored + at) * MAX_BINS
+    place = (step * num_scored + at) * MAX_BINS
     for i in tl.static_range(NUM_BINS):  # pyright: ignore[reportGeneralTypeIssues]
         count = count_of(bins == i)
         mass = sum_of(masses, bins == i)

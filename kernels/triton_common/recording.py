@@ -64,10 +64,10 @@ def recorded(
         launch()
     assert kernel is not None or len(launches) == 1, f"{name}: which of {len(launches)} launches?"
     found = [each for each in launches if kernel in (None, each[0])]
-    return KernelBuild(name=name, archs=archs, **_specialized(*found[nth]), **expects)
+    return KernelBuild(name=name, archs=archs, **specialization(*found[nth]), **expects)
 
 
-def _specialized(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def specialization(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The specialization that Triton compiles for these arguments, by the rules of triton.runtime.jit."""
     options = {name: kwargs.pop(name, value) for name, value in _OPTIONS.items()}
     interpreted = isinstance(function, InterpretedFunction)

@@ -182,9 +182,10 @@ class GpuRunner:
 
     @_on_stream
     def warm_up(self) -> None:
-        """Runs a prefill and a decode through the real step, so that everything is allocated for the first request."""
+        """Runs a prefill, a decode and every kind of sampling through the real step, so that everything is compiled and
+        allocated for the first request."""
         item = None if self.items is None else self.items.warm_up(self._rows.max_num_batched_tokens)
-        for plan in warm_up_plans(self._rows, item):
+        for plan in warm_up_plans(self._rows, item, all_kinds=True):
             self.execute(plan)
         self.reset()
 

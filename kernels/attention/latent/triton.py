@@ -33,7 +33,7 @@ _WIDE = tl.constexpr(WIDE_LANES)
 _PIECE = tl.constexpr(64)
 
 
-@jit
+@jit(do_not_specialize=["num_rows"])
 def mla_decode_kernel(
     q, cache, out, query_starts, context_lens, block_tables, table_rows, starts, partial_sums, partial_values,
     own_values, kv_scale, factor, num_rows, q_stride, out_stride, table_stride, line_stride,

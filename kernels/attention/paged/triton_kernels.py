@@ -28,7 +28,7 @@ from kernels.attention.triton_softmax import (
 from kernels.triton_common.jit import jit
 
 
-@jit
+@jit(do_not_specialize=["num_rows"])
 def decode_kernel(
     q, cache, out, query_starts, context_lens, block_tables, table_rows, starts, partial_sums, partial_values,
     sinks, k_scale, v_scale, factor, num_rows, q_stride, out_stride, table_stride, line_stride,
@@ -125,7 +125,7 @@ def decode_kernel(
             store_lanes(out, result, first_query, lane_query, lane_head, active, out_stride, D, D_PADDED)
 
 
-@jit
+@jit(do_not_specialize=["num_rows"])
 def prefill_kernel(
     q, cache, out, query_starts, context_lens, block_tables, table_rows, starts,
     sinks, k_scale, v_scale, factor, num_rows, q_stride, out_stride, table_stride, line_stride,
