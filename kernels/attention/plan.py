@@ -96,6 +96,13 @@ class Planner:
         return self._native
 
 
+class HostRows(NamedTuple):
+    """The rows of a step on a GPU as far as the host knows them: int32 [S] each."""
+
+    query_lens: np.ndarray
+    context_lens: np.ndarray
+
+
 class TritonPlan:
     """The attention plan of a GPU, updated in place for each step: its memory never moves, so a captured graph can hold
     it for all steps."""
@@ -103,7 +110,8 @@ class TritonPlan:
     def __init__(self, schedule: "AttentionSchedule") -> None:
         self._schedule = schedule
         self._step: dict[str, torch.Tensor] = {}
-        self._max_query_len = 0
+        # The arguments that save launches: see paged_attention and mla_attention.
+        self._max_query_len, self._has_decodes, self._may_split = 0, True, True
 
     def update(
         self,
@@ -113,10 +121,12 @@ class TritonPlan:
         block_tables_RB: torch.Tensor,
         rows_S: torch.Tensor,
         max_query_len: int,
+        host_rows: HostRows | None = None,
     ) -> None:
         """Makes this the plan of another step. Row i's queries are tokens query_starts[i] : query_starts[i + 1], the
         last of its context_lens_S[i] tokens, and its blocks are block_tables_RB[rows_S[i]]; a context of 0 is padding.
-        All int32. max_query_len: an upper bound of the queries per row."""
+        All int32. max_query_len: an upper bound of the queries per row. host_rows: the same rows, so that kernels
+        without work are not launched; None in a graph, which serves other steps."""
         self._schedule.update(query_starts, context_lens_S)
         self._step = {
             "query_starts": query_starts,
@@ -124,4 +134,6 @@ class TritonPlan:
             "block_tables": block_tables_RB,
             "table_rows": rows_S,
         }
-        self._max_query_len = max_query_len
+        self._max_query_len, self._has_decodes, self._may_split = max_query_len, True, True
+        if host_rows is not None:
+            self._has_decodes, self._may_split = self._schedule.decodes_of(host_rows)

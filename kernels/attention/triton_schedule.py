@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.attention.plan import HostRows
 from kernels.kv_cache.layout import HeadShape
 from kernels.triton_common.device import arch_of
 from kernels.triton_common.jit import jit
@@ -222,6 +223,13 @@ class AttentionSchedule:
     def queries_per_tile(self) -> int:
         """Rows of at most this many queries are decodes, unless all rows are treated alike."""
         return self.decode.queries(self.heads.group_size)
+
+    def decodes_of(self, rows: HostRows) -> tuple[bool, bool]:
+        """Returns whether a step has decodes, and whether a context of theirs may be cut into chunks."""
+        contexts = rows.context_lens
+        if self.prefill is not None:
+            contexts = contexts[rows.query_lens <= self.queries_per_tile]
+        return len(contexts) > 0, int(contexts.max(initial=0)) > self.chunk
 
     def update(self, query_starts: torch.Tensor, context_lens: torch.Tensor) -> None:
         """Makes this the schedule of another step. query_starts: int32 [S + 1], context_lens: int32 [S], on the GPU.

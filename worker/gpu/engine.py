@@ -3,17 +3,19 @@
 Shape suffixes: S rows of the batch, T tokens, L scored positions, V vocabulary.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from kernels.attention.plan import HostRows
 from kernels.linear.residual import Residual
 from kernels.step_inputs.triton import expand
 from worker.device.device import Device
-from worker.device.staging import Part, Staging, StepArrays, StepLayout, StepSlot, device_memory
+from worker.device.staging import Staging, StepLayout, device_memory
 from worker.gpu.device_rows import DeviceRows
 from worker.gpu.executor import GpuModel, StepGraphs
+from worker.gpu.inputs import MixedStep, fill_decodes, fill_rows, fill_shifts, stage_mixed, with_items
 from worker.gpu.logits import StepLogits
 from worker.gpu.pending import AskedLogprobs, PendingStep, ResultLayout
 from worker.gpu.sampler import LogitsSlice, Sampler, ScoredPositions, StepSampling
@@ -21,30 +23,12 @@ from worker.layers.kv_cache import KVCache
 from worker.sampling.filters import SamplingKind
 from worker.sampling.gpu_logprobs import SLICE, write_logprobs
 from worker.step.batch import GpuBatch
-from worker.step.inputs import PromptScores, StepInputs
-
+from worker.step.inputs import StepInputs
 
 # Without graphs, steps of more than 64 tokens are padded to multiples of 16: from 65 rows on scaled_mm computes FP8
 # GEMMs, if their rows are a multiple of 4, and takes 0.67 to 0.77 of the time of the Triton kernel (measured on an
 # H200 at 4,096 rows).
 _UNPADDED, _MULTIPLE = 64, 16
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _MixedStep:
-    """Additional inputs of a step that does more than decode."""
-
-    # int64 [L], indices into T of the tokens whose logits are wanted.
-    tokens_L: Part
-    sampled_rows_L: Part
-    output_positions_L: Part
-    rows_N: Part
-    # Both int64 [P].
-    scored_tokens_P: Part | None
-    scored_targets_P: Part | None
-    # int32 [3, T], with padding, and int64 [M]: see StepInputs.
-    rope_positions_AT: Part | None
-    embedded_places_M: Part | None
 
 
 class GpuEngine:
@@ -159,14 +143,14 @@ class GpuEngine:
         has_drafts = scored.drafts is not None
         sampling = self._sampler.stage(scored, slot, len(self._logits), only_decodes=size is not None)
         num_rows = len(inputs.rows_S) if size is None else self._rows_of(size, has_drafts)
-        _fill(slot.arrays, inputs, num_rows)
+        fill_rows(slot.arrays, inputs, num_rows)
         if self._has_axes:
-            _fill_shifts(slot.arrays, inputs, num_rows)
+            fill_shifts(slot.arrays, inputs, num_rows)
         if size is None:
-            mixed = _stage_mixed(inputs, scored, sampling, slot, self._padded(inputs))
+            mixed = stage_mixed(inputs, scored, sampling, slot, self._padded(inputs))
         else:
             mixed = None
-            _fill_decodes(slot.arrays, scored, sampling, size)
+            fill_decodes(slot.arrays, scored, sampling, size)
         layout = self._layout_of(inputs, scored, sampling)
 
         began, ended = self._device.event(), self._device.event()
@@ -250,17 +234,18 @@ class GpuEngine:
     def _compute_mixed(
         self,
         inputs: StepInputs,
-        mixed: _MixedStep,
+        mixed: MixedStep,
         sampling: StepSampling,
         layout: ResultLayout,
         results: torch.Tensor,
     ) -> None:
         num_rows = len(inputs.rows_S)
         graphs = None if self._size_of_pieces(inputs) is None else self.graphs
-        max_query_len = int(np.diff(inputs.query_starts).max())
-        batch = self._expanded(num_rows, self._padded(inputs), max_query_len=max_query_len)
+        rows = HostRows(np.diff(inputs.query_starts), inputs.context_lens_S)
+        batch = self._expanded(num_rows, self._padded(inputs), max_query_len=int(rows.query_lens.max()))
+        batch = replace(batch, host_rows=rows)
         if inputs.has_items:
-            batch = _with_items(batch, inputs, mixed)
+            batch = with_items(batch, inputs, mixed)
         if graphs is None:
             hidden = self._model.forward(batch, self._kv_cache)
         else:
@@ -355,59 +340,3 @@ def _needs_all_logits(sampling: StepSampling, part: LogitsSlice) -> bool:
     """Returns True if logits of a vocabulary that ranks share must be gathered. Greedy rows only need each rank's
     likeliest token."""
     return sampling.kind is not SamplingKind.GREEDY or bool(part.adjusted or part.asked)
-
-
-def _fill(arrays: StepArrays[np.ndarray], inputs: StepInputs, size: int) -> None:
-    """Writes a step's batch to the host arrays. size: rows, with padding."""
-    num_rows, num_tokens = len(inputs.rows_S), len(inputs.token_ids_T)
-    arrays.rows_R[:num_rows] = inputs.rows_S
-    arrays.rows_R[num_rows:size] = -1
-    arrays.query_starts[: num_rows + 1] = inputs.query_starts
-    arrays.query_starts[num_rows + 1 : size + 1] = num_tokens
-    arrays.context_lens_R[:num_rows] = inputs.context_lens_S
-    arrays.context_lens_R[num_rows:size] = 0
-    arrays.token_ids_T[:num_tokens] = inputs.token_ids_T
-
-
-def _fill_shifts(arrays: StepArrays[np.ndarray], inputs: StepInputs, size: int) -> None:
-    num_rows = len(inputs.rows_S)
-    arrays.rope_shifts_R[:num_rows] = 0 if inputs.rope_shifts_S is None else inputs.rope_shifts_S
-    arrays.rope_shifts_R[num_rows:size] = 0
-
-
-def _with_items(batch: GpuBatch, inputs: StepInputs, mixed: _MixedStep) -> GpuBatch:
-    positions, places = mixed.rope_positions_AT, mixed.embedded_places_M
-    return replace(
-        batch,
-        rope_positions_AT=None if positions is None else positions.tensor,
-        embedded_places_M=None if places is None else places.tensor,
-        embeddings_ME=inputs.embeddings_ME,
-    )
-
-
-def _fill_decodes(arrays: StepArrays[np.ndarray], scored: ScoredPositions, sampling: StepSampling, size: int) -> None:
-    num_scored = len(scored.rows_L)
-    arrays.sampled_rows_L[:num_scored] = sampling.sampled_rows_L
-    arrays.sampled_rows_L[num_scored:size] = -1
-    arrays.output_positions_L[:num_scored] = scored.output_positions_L
-    arrays.output_positions_L[num_scored:size] = 0
-
-
-def _stage_mixed(
-    inputs: StepInputs, scored: ScoredPositions, sampling: StepSampling, slot: StepSlot, num_tokens: int
-) -> _MixedStep:
-    """num_tokens: of the batch, with padding."""
-    scores: PromptScores | None = inputs.prompt_scores
-    positions_AT, places_M = inputs.rope_positions_AT, inputs.embedded_places_M
-    if positions_AT is not None:
-        positions_AT = np.pad(positions_AT, ((0, 0), (0, num_tokens - positions_AT.shape[1])))
-    return _MixedStep(
-        tokens_L=slot.add(scored.tokens_L),
-        sampled_rows_L=slot.add(sampling.sampled_rows_L),
-        output_positions_L=slot.add(scored.output_positions_L),
-        rows_N=slot.add(scored.rows_N),
-        scored_tokens_P=None if scores is None else slot.add(scores.tokens_P.astype(np.int64)),
-        scored_targets_P=None if scores is None else slot.add(scores.targets_P.astype(np.int64)),
-        rope_positions_AT=None if positions_AT is None else slot.add(positions_AT),
-        embedded_places_M=None if places_M is None else slot.add(places_M),
-    )

@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("octavo.worker")
 
-# vLLM's sizes. Beyond 512 tokens a step computes for longer than Python takes to launch its kernels.
+# vLLM's sizes, for full graphs.
 _LARGEST_DEFAULT = 512
 _DEFAULTS = (1, 2, 4, *range(8, 256, 8), *range(256, _LARGEST_DEFAULT + 1, 16))
+# Pieces go on beyond. Python took 25 ms to launch a step of Llama-3.1-8B (measured on an H200), in which it computes
+# some 1,600 tokens.
+_LARGEST_PIECES = 2048
+_DEFAULT_PIECES = (*_DEFAULTS, 640, 768, 1024, 1280, 1536, _LARGEST_PIECES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +77,8 @@ def graph_sizes(
     most_drafts: drafts of a row in a step; 0: no graphs of steps with drafts.
 
     capture_sizes: any order. Empty: 1, 2, 4, multiples of 8 up to 256 and of 16 up to 512, as far as they are below the
-    largest step, and the largest step itself (at most 512), so that a max_num_seqs between these sizes has a graph.
+    largest step, and the largest step itself (at most 512), so that a max_num_seqs between these sizes has a graph;
+    for pieces also 640, 768, 1024, 1280, 1536 and 2048, and the largest step itself is at most 2048.
 
     As in vLLM, sizes that no step can have are left out (here with a warning), and sizes above max_num_seqs are for
     pieces alone, since each row of a full graph has one token.
@@ -94,7 +99,7 @@ def graph_sizes(
         return GraphSizes(
             decodes=_defaults(most_decodes) if level == "FULL" else (),
             drafts=with_drafts(_defaults(most_with_drafts)),
-            pieces=_defaults(max_num_batched_tokens),
+            pieces=_defaults(max_num_batched_tokens, _DEFAULT_PIECES),
         )
     sizes = sorted(set(capture_sizes))
     possible = tuple(size for size in sizes if size <= max_num_batched_tokens)
@@ -122,9 +127,9 @@ def graph_sizes(
     return GraphSizes(decodes=decodes, drafts=with_drafts(possible), pieces=possible)
 
 
-def _defaults(most: int) -> tuple[int, ...]:
-    most = min(most, _LARGEST_DEFAULT)
-    return (*(size for size in _DEFAULTS if size < most), most)
+def _defaults(most: int, sizes: tuple[int, ...] = _DEFAULTS) -> tuple[int, ...]:
+    most = min(most, sizes[-1])
+    return (*(size for size in sizes if size < most), most)
 
 
 class PiecewiseGraph:

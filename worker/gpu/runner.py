@@ -79,7 +79,8 @@ class GpuRunner:
         items: Items | None = None,
     ) -> None:
         """max_steps_in_flight: steps that may have begun without their results having been taken. device: the
-        engine's; None: one without streams. ranks: set if several ranks compute a step together. drafter: only where results are sent. items: None: the model takes text only."""
+        engine's; None: one without streams. ranks: set if several ranks compute a step together. drafter: only where
+        results are sent. items: None: the model takes text only."""
         self._engine, self._rows, self._swap_space = engine, rows, swap_space
         self._max_steps_in_flight, self._ranks = max_steps_in_flight, ranks
         self._drafter = drafter

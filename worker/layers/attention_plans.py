@@ -75,6 +75,7 @@ class GpuAttentionPlans:
                 block_tables_RB=batch.block_tables_RB,
                 rows_S=batch.rows_S,
                 max_query_len=batch.max_query_len,
+                host_rows=batch.host_rows,
             )
         return self._plans
 

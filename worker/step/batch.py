@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from kernels.attention.plan import HostRows
 from worker.step.inputs import BatchRows, Scheduled
 from worker.step.items import EmbeddedTokens, ItemRows
 
@@ -170,6 +171,8 @@ class GpuBatch:
     block_tables_RB: torch.Tensor  # int32, of all permanent rows
     # The most tokens of a row in this step.
     max_query_len: int
+    # The rows as the host knows them; None in a graph, which serves other steps.
+    host_rows: HostRows | None = None
     # int32 [3, T]: what rope rotates by (time, height, width). None: positions_T, on all axes.
     rope_positions_AT: torch.Tensor | None = None
     # Tokens embedded_places_M (int64) have embeddings from elsewhere, [M, E]. Never in a graph.

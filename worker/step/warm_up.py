@@ -10,8 +10,8 @@ _TOKENS = 16
 
 def warm_up_plans(rows: Rows, item: Layout | None = None, *, all_kinds: bool = False) -> list[step_pb2.StepPlan]:
     """Returns a prefill and a decode that draw with a filter; and the same with an item, whose number is 0 and which is
-    encoded already. All rows must be free; call `reset` after them. all_kinds: also a step of one token that chooses the
-    likeliest, and one that draws from all, for devices that compile kernels for each (worker.sampling.filters)."""
+    encoded already. All rows must be free; call `reset` after them. all_kinds: also a step of one token that chooses
+    the likeliest, and one that draws from all, for devices that compile kernels for each kind of sampling."""
     length = min(_TOKENS, rows.max_num_batched_tokens, rows.max_model_len - 1)
     plans = _plans(rows, [0] * length, step=1)
     if all_kinds:

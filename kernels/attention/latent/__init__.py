@@ -58,6 +58,7 @@ class TritonMlaPlan(TritonPlan):
             **self._step,  # pyright: ignore[reportArgumentType] - as `update` made it
             scale=scale,
             kv_scale=kv_scale,
+            may_split=self._may_split,
             out=out,
         )
 

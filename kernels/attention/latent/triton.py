@@ -280,6 +280,7 @@ def mla_attention(
     schedule: MlaSchedule,
     table_rows: torch.Tensor | None = None,
     kv_scale: torch.Tensor | None = None,
+    may_split: bool = True,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """softmax(scale * q . (latent | rope)) @ latent of each query over its row's context, [T, H, L] in q's dtype;
@@ -299,6 +300,7 @@ def mla_attention(
     they are; -1 for padding, which has no table to read. None: block_tables[i].
     scale: multiplies products of queries and entries, above 0. It comes from the expanded head size: (128 + 64) ** -0.5
     for DeepSeek. schedule: made for this step by `MlaSchedule.update`. kv_scale: float32 [1], for an e4m3 cache.
+    may_split: False saves the launch that reduces chunks of contexts (`MlaSchedule.decodes_of`).
 
     Raises ValueError for shapes, dtypes and layouts that differ from these.
     """
@@ -323,7 +325,8 @@ def mla_attention(
         BLOCK_SIZE=cache.shape[1], LANES=tiles.lanes, TOKENS=tiles.tokens, CHUNK=schedule.chunk, PAIRS=schedule.pairs,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
-    reduce_chunks(out_THL, query_starts, schedule, v_scale=kv_scale)
+    if may_split:
+        reduce_chunks(out_THL, query_starts, schedule, v_scale=kv_scale)
     return out_THL
 
 

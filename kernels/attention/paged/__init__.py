@@ -73,6 +73,8 @@ class TritonAttentionPlan(TritonPlan):
             cache,
             **self._step,  # pyright: ignore[reportArgumentType] - as `update` made it
             max_query_len=self._max_query_len,
+            has_decodes=self._has_decodes,
+            may_split=self._may_split,
             scale=scale,
             soft_cap=soft_cap,
             sinks=sinks_H,

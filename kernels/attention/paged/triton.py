@@ -23,6 +23,8 @@ def paged_attention(
     schedule: AttentionSchedule,
     table_rows: torch.Tensor | None = None,
     max_query_len: int | None = None,
+    has_decodes: bool = True,
+    may_split: bool = True,
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
     k_scale: torch.Tensor | None = None,
@@ -45,6 +47,8 @@ def paged_attention(
     scale: multiplies products of queries and keys, above 0. soft_cap: scores become soft_cap * tanh(score / soft_cap);
     0: no cap.
     max_query_len: an upper bound of the queries per row, which saves a launch if all rows are decodes; None: T.
+    has_decodes, may_split: False saves the launch for decodes, and the one that reduces chunks of contexts
+    (`AttentionSchedule.decodes_of`).
     sinks: [H], scores that join each softmax without a value.
     k_scale, v_scale: float32 [1] or [K], for an e4m3 cache.
 
@@ -90,13 +94,15 @@ def paged_attention(
             q_THD, kv, out_THD, *step, *changes, *strides, **shape, **form,
             LANES=prefill.lanes, TOKENS=prefill.tokens, num_warps=prefill.num_warps, num_stages=prefill.num_stages,
         )  # fmt: skip
-    decode_kernel[(schedule.num_programs,)](
-        q_THD, kv if schedule.pairs is None else pair_view(cache), out_THD, *step,
-        schedule.partial_sums, schedule.partial_values, *changes, *strides, **shape, **form,
-        LANES=decode.lanes, TOKENS=decode.tokens, CHUNK=schedule.chunk, PAIRS=schedule.pairs,
-        num_warps=decode.num_warps, num_stages=decode.num_stages,
-    )  # fmt: skip
-    reduce_chunks(out_THD, query_starts, schedule, sinks=sinks, v_scale=v_scale, scale_per_head=scale_per_head)
+    if has_decodes:
+        decode_kernel[(schedule.num_programs,)](
+            q_THD, kv if schedule.pairs is None else pair_view(cache), out_THD, *step,
+            schedule.partial_sums, schedule.partial_values, *changes, *strides, **shape, **form,
+            LANES=decode.lanes, TOKENS=decode.tokens, CHUNK=schedule.chunk, PAIRS=schedule.pairs,
+            num_warps=decode.num_warps, num_stages=decode.num_stages,
+        )  # fmt: skip
+    if has_decodes and may_split:
+        reduce_chunks(out_THD, query_starts, schedule, sinks=sinks, v_scale=v_scale, scale_per_head=scale_per_head)
     return out_THD
 
 

@@ -201,8 +201,8 @@ def gemm(
 
     batch_invariant: a row's bits depend on the row alone, not on M or its place in the batch. The Triton kernel of this
     file computes, and does not round float32 to tf32. Otherwise torch computes with cuBLAS, which chooses its kernel by
-    M; it adds parts of K in float32, too, because worker.device.device.CudaDevice forbids 16 bits there. If out_dtype is not x's, which torch does not support
-    everywhere, the Triton kernel computes.
+    M; it adds parts of K in float32, too, because worker.device.device.CudaDevice forbids 16 bits there. If out_dtype
+    is not x's, which torch does not support everywhere, the Triton kernel computes.
 
     Raises ValueError for shapes, dtypes or strides that differ from the above.
     """

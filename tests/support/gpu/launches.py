@@ -55,4 +55,7 @@ def _key(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Key:
     name = fields.pop("fn").fn.__name__
     # Triton also compiles for pointers that are multiples of 16, and for others.
     aligned = tuple(value.data_ptr() % 16 == 0 for value in args if isinstance(value, torch.Tensor))
-    return name, (*(str(sorted(value.items()) if isinstance(value, dict) else value) for value in fields.values()), aligned)
+    return name, (
+        *(str(sorted(value.items()) if isinstance(value, dict) else value) for value in fields.values()),
+        aligned,
+    )

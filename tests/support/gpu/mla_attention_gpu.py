@@ -10,7 +10,7 @@ import torch
 from kernels.attention.latent import reference
 from kernels.attention.latent.triton import LatentShape, MlaSchedule, mla_attention
 from kernels.kv_cache.layout import mla_cache_shape
-from tests.support.gpu.gpu import DEVICE
+from tests.support.gpu.gpu import DEVICE, host_rows
 
 SCALE = 0.2
 # A table entry that must not be looked up: no cache has such a block.
@@ -120,6 +120,7 @@ class Step:
         return mla_attention(
             q_THE, self.cache(tables), query_starts=query_starts, context_lens=context_lens, block_tables=block_tables,
             table_rows=table_rows, scale=SCALE, schedule=schedule, kv_scale=self.scale_tensor(), out=out,
+            may_split=schedule.decodes_of(host_rows(query_starts, context_lens))[1],
         )  # fmt: skip
 
     def scale_tensor(self) -> torch.Tensor | None:

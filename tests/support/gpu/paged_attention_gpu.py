@@ -10,7 +10,7 @@ import torch
 from kernels.attention.paged import reference
 from kernels.attention.paged.triton import AttentionSchedule, paged_attention
 from kernels.kv_cache.layout import HeadShape, gpu_cache_shape
-from tests.support.gpu.gpu import DEVICE
+from tests.support.gpu.gpu import DEVICE, host_rows
 
 SCALE = 0.2
 # A table entry that must not be looked up: no cache has such a block.
@@ -140,11 +140,12 @@ class Step:
         schedule.partial_sums.fill_(float("nan"))
         schedule.partial_values.fill_(float("nan"))
         schedule.update(query_starts, context_lens)
+        has_decodes, may_split = schedule.decodes_of(host_rows(query_starts, context_lens))
         q_THD = self.queries()
         return paged_attention(
             q_THD, self.cache(tables), query_starts=query_starts, context_lens=context_lens,
             block_tables=block_tables, scale=SCALE, schedule=schedule, soft_cap=self.options.soft_cap,
-            out=torch.full_like(q_THD, float("nan")), **self.layer(),
+            has_decodes=has_decodes, may_split=may_split, out=torch.full_like(q_THD, float("nan")), **self.layer(),
         )  # fmt: skip
 
     def expected(self) -> torch.Tensor:

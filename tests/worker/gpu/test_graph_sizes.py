@@ -14,8 +14,16 @@ def _sizes(
 
 def test_the_usual_sizes_are_those_of_vllm() -> None:
     sizes = _sizes()
-    assert sizes.pieces == (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
+    assert sizes.pieces[:51] == (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
     assert sizes.decodes == (1, 2, 4, *range(8, 257, 8))
+
+
+def test_pieces_reach_the_default_budget() -> None:
+    """Python would launch a step of 600 tokens for longer than a large GPU computes it."""
+    assert _sizes().pieces[51:] == (640, 768, 1024, 1280, 1536, 2048)
+    assert _sizes(tokens=700).pieces[50:] == (512, 640, 700)
+    assert _sizes(tokens=8192).pieces[-1] == 2048
+    assert _sizes().for_pieces(600) == 640
 
 
 def test_the_most_that_a_step_can_have_is_a_size() -> None:

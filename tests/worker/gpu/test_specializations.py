@@ -1,5 +1,6 @@
-"""Serving compiles nothing: Triton compiles a kernel again for each specialization of its arguments, which takes seconds
-and stalls every stream. A worker is built and serves; its launches are recorded, not run."""
+"""Serving compiles nothing, and launches nothing without work. Triton compiles a kernel for each specialization of its
+arguments, which takes seconds and stalls every stream; a launch takes Python some 50 us. A worker is built and
+serves; its launches are recorded, not run."""
 
 import json
 from collections import Counter
@@ -101,6 +102,14 @@ class _Plans:
         )
 
 
+def _options(folder: Path, config: dict[str, Any], **options: Any) -> Options:
+    (folder / "config.json").write_text(json.dumps(config))
+    return Options(
+        model=str(folder), device="cuda", load_format="dummy", max_num_seqs=_ROWS, max_num_batched_tokens=_TOKENS,
+        max_model_len=256, max_steps_in_flight=2, **options,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("config", "options", "most"),
     [
@@ -114,11 +123,7 @@ class _Plans:
 def test_serving_launches_only_what_the_start_has_compiled(
     config: dict[str, Any], options: dict[str, Any], most: int, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    given = Options(
-        model=str(tmp_path), device="cuda", load_format="dummy", max_num_seqs=_ROWS, max_num_batched_tokens=_TOKENS,
-        max_model_len=256, max_steps_in_flight=2, **options,
-    )  # fmt: skip
+    given = _options(tmp_path, config, **options)
     with recorded_launches() as launches:
         runner = build_gpu_runner(given, InterpretedDevice(memory_bytes=1 << 28))
         compiled = set(launches.keys)
@@ -132,3 +137,32 @@ def test_serving_launches_only_what_the_start_has_compiled(
     # Otherwise the test shows little.
     assert sum(bool(plan.rows and plan.decode_rows) for plan in steps) > 50
     assert sum(not plan.rows for plan in steps) > 20
+
+
+def test_a_step_launches_attention_only_for_rows_that_it_has(tmp_path: Path) -> None:
+    """Prompts alone have no decodes; contexts of one chunk of 512 tokens need no reduction."""
+    given = _options(tmp_path, _LLAMA, num_blocks_override=64, enforce_eager=True)
+    sampling = inference_pb2.SamplingParams(temperature=0.0)
+    news = [
+        step_pb2.NewRow(
+            row=row,
+            sequence=1 + row,
+            token_ids=[5] * 20,
+            num_prompt_tokens=20,
+            block_ids=[1 + 2 * row, 2 + 2 * row],
+            sampling=sampling,
+        )
+        for row in range(2)
+    ]
+    plans = {
+        "a prompt": step_pb2.StepPlan(step=1, new_rows=news[:1], rows=[0], num_tokens=[20]),
+        "both": step_pb2.StepPlan(step=2, new_rows=news[1:], rows=[1], num_tokens=[20], decode_rows=decodes(0)),
+    }
+    launched: dict[str, set[str]] = {}
+    with recorded_launches() as launches:
+        runner = build_gpu_runner(given, InterpretedDevice())
+        for name, plan in plans.items():
+            launches.clear()
+            runner.execute(plan)
+            launched[name] = {"prefill_kernel", "decode_kernel", "reduce_kernel"} & {*launches.names}
+    assert launched == {"a prompt": {"prefill_kernel"}, "both": {"prefill_kernel", "decode_kernel"}}
