@@ -10,12 +10,12 @@ Each comment gives the reasoning behind a tile size; what an H200 showed is in d
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 
 from kernels.attention.plan import HostRows
 from kernels.kv_cache.layout import HeadShape
 from kernels.triton_common.device import arch_of
+from kernels.triton_common.integers import cdiv
 from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import PairForm
 
@@ -209,7 +209,7 @@ class AttentionSchedule:
         if not (batch_invariant or tiles):
             self.prefill = prefill_tiles(heads, cache_dtype, arch, has_chunks=attention_chunk > 0)
         self.num_programs = num_programs or _num_sms(device) * self.decode.programs_per_sm
-        max_partials = max_num_seqs * most_queries * triton.cdiv(max_context_len, chunk)
+        max_partials = max_num_seqs * most_queries * cdiv(max_context_len, chunk)
         partial_bytes = 4 * heads.num_heads * (heads.head_size + 2)
         self.num_partials = min(max_partials, workspace_bytes // partial_bytes)
         size = (self.num_partials, heads.num_heads)

@@ -11,7 +11,6 @@ L scored positions, R permanent rows, V vocabulary, C chunks of it, P steps of a
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 
 from kernels.sampling.triton_filters import (
@@ -38,6 +37,7 @@ from kernels.sampling.triton_weights import (
     uniform_bits,
     weigh,
 )
+from kernels.triton_common.integers import cdiv, next_power_of_2
 from kernels.triton_common.jit import jit
 
 # Tokens per program. A row of 128,256 is then 32 programs, which use the bandwidth of many SMs, and each of 128 threads
@@ -92,8 +92,8 @@ def sample(
     if not num_scored:
         return
     device = logits_LV.device
-    num_chunks = triton.cdiv(vocabulary, CHUNK)
-    block_c = triton.next_power_of_2(num_chunks)
+    num_chunks = cdiv(vocabulary, CHUNK)
+    block_c = next_power_of_2(num_chunks)
     grid = (num_chunks, num_scored)
     stride = logits_LV.stride(0)
     maxima_LC = torch.empty(num_scored, num_chunks, dtype=torch.float32, device=device)
@@ -135,7 +135,7 @@ def greedy(logits_LV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """
     num_scored, vocabulary = logits_LV.shape
     assert logits_LV.stride(1) == 1
-    num_chunks = triton.cdiv(vocabulary, CHUNK)
+    num_chunks = cdiv(vocabulary, CHUNK)
     rows_L = torch.zeros(num_scored, dtype=torch.int32, device=logits_LV.device)
     maxima_LC = torch.empty(num_scored, num_chunks, dtype=torch.float32, device=logits_LV.device)
     tokens_LC = torch.empty(num_scored, num_chunks, dtype=torch.int32, device=logits_LV.device)
@@ -157,7 +157,7 @@ def uniforms(seeds_N: torch.Tensor, choices_N: torch.Tensor, positions_N: torch.
     count = len(seeds_N)
     uniforms_N = torch.empty(count, dtype=torch.float64, device=seeds_N.device)
     if count:
-        _uniforms_kernel[(triton.cdiv(count, 128),)](seeds_N, choices_N, positions_N, uniforms_N, count, BLOCK_N=128)
+        _uniforms_kernel[(cdiv(count, 128),)](seeds_N, choices_N, positions_N, uniforms_N, count, BLOCK_N=128)
     return uniforms_N
 
 

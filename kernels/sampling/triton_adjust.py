@@ -6,9 +6,9 @@ L scored positions, R permanent rows, V vocabulary, W words of 32 tokens, K entr
 """
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.triton_common.integers import cdiv, next_power_of_2
 from kernels.triton_common.jit import jit
 
 # Chunks of a row, as in kernels/sampling/triton.py.
@@ -30,7 +30,7 @@ def add_logit_bias(
     if num_scored and entries:
         _bias_kernel[(num_scored,)](
             logits_LV, rows_L, token_ids_RK, bias_RK, logits_LV.stride(0), entries,
-            BLOCK_K=triton.next_power_of_2(entries), num_warps=NUM_WARPS,
+            BLOCK_K=next_power_of_2(entries), num_warps=NUM_WARPS,
         )  # fmt: skip
 
 
@@ -53,9 +53,9 @@ def apply_penalties(
     """
     num_scored, vocabulary = _scored(logits_LV, rows_L), logits_LV.shape[1]
     assert output_counts_RV.shape[1] == vocabulary
-    assert prompt_mask_RW.shape[1] == triton.cdiv(vocabulary, 32)
+    assert prompt_mask_RW.shape[1] == cdiv(vocabulary, 32)
     if num_scored:
-        _penalties_kernel[(triton.cdiv(vocabulary, CHUNK), num_scored)](
+        _penalties_kernel[(cdiv(vocabulary, CHUNK), num_scored)](
             logits_LV, rows_L, prompt_mask_RW, output_counts_RV, repetition_R, presence_R, frequency_R, drafts_LD,
             vocabulary, logits_LV.stride(0), output_counts_RV.stride(0), prompt_mask_RW.stride(0),
             NUM_DRAFTS=0 if drafts_LD is None else drafts_LD.shape[1], CHUNK=CHUNK, num_warps=NUM_WARPS,
@@ -78,7 +78,7 @@ def ban_tokens(
     if num_scored and entries:
         _ban_kernel[(num_scored,)](
             logits_LV, rows_L, positions_L, min_tokens_R, token_ids_RK, logits_LV.stride(0), entries,
-            BLOCK_K=triton.next_power_of_2(entries), num_warps=NUM_WARPS,
+            BLOCK_K=next_power_of_2(entries), num_warps=NUM_WARPS,
         )  # fmt: skip
 
 
@@ -89,9 +89,9 @@ def apply_bitmask(logits_LV: torch.Tensor, mask_rows_L: torch.Tensor, bitmask_MW
     bitmask_MW: int32, token v is allowed if bit v % 32 of word v // 32 is set.
     """
     num_scored, vocabulary = _scored(logits_LV, mask_rows_L), logits_LV.shape[1]
-    assert bitmask_MW.shape[1] == triton.cdiv(vocabulary, 32)
+    assert bitmask_MW.shape[1] == cdiv(vocabulary, 32)
     if num_scored:
-        _bitmask_kernel[(triton.cdiv(vocabulary, CHUNK), num_scored)](
+        _bitmask_kernel[(cdiv(vocabulary, CHUNK), num_scored)](
             logits_LV, mask_rows_L, bitmask_MW, vocabulary, logits_LV.stride(0), bitmask_MW.stride(0),
             CHUNK=CHUNK, num_warps=NUM_WARPS,
         )  # fmt: skip
@@ -121,7 +121,7 @@ def ban_sequences(
             logits_LV, rows_L, positions_L, token_ids_RT, ends_RK, said_RH, drafts_LD,
             logits_LV.stride(0), token_ids_RT.stride(0), entries,
             HISTORY=said_RH.shape[1], NUM_DRAFTS=0 if drafts_LD is None else drafts_LD.shape[1],
-            BLOCK_K=triton.next_power_of_2(entries), num_warps=NUM_WARPS,
+            BLOCK_K=next_power_of_2(entries), num_warps=NUM_WARPS,
         )  # fmt: skip
 
 

@@ -4,9 +4,9 @@ N rows, L scored positions (each row's last token before its drafts, then each d
 """
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.triton_common.integers import next_power_of_2
 from kernels.triton_common.jit import jit
 
 
@@ -32,7 +32,7 @@ def verify(
     if num_rows:
         _verify_kernel[(num_rows,)](
             tokens_L, inputs_L, starts_N1, tokens_ND1, counts_N,
-            WIDTH=width, BLOCK_D=triton.next_power_of_2(width), num_warps=1,
+            WIDTH=width, BLOCK_D=next_power_of_2(width), num_warps=1,
         )  # fmt: skip
 
 

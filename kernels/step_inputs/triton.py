@@ -5,10 +5,10 @@ N sampling rows.
 """
 
 import torch
-import triton
 import triton.language as tl
 
 from kernels.sampling.triton import SamplingColumns
+from kernels.triton_common.integers import cdiv
 from kernels.triton_common.jit import jit
 
 # Items per program: a step of 256 decodes takes two programs.
@@ -48,7 +48,7 @@ def expand(
     assert shifts_S is None or shifts_S.shape == (num_rows,)
     assert block_tables_RB.is_contiguous()
     if num_tokens:
-        _expand_kernel[(triton.cdiv(num_tokens, _BLOCK),)](
+        _expand_kernel[(cdiv(num_tokens, _BLOCK),)](
             rows_S, query_starts, context_lens_S, host_token_ids_T, last_tokens_R, block_tables_RB,
             token_ids_T, positions_T, slots_T, shifts_S, num_rows, num_tokens, num_rows.bit_length(),
             block_tables_RB.shape[1], BLOCK_SIZE=block_size, BLOCK_T=_BLOCK, num_warps=_NUM_WARPS,
@@ -62,7 +62,7 @@ def write_tables(
     assert block_tables_RB.is_contiguous()
     assert rows_C.shape == places_C.shape == block_ids_C.shape
     if num_changes := len(rows_C):
-        _write_tables_kernel[(triton.cdiv(num_changes, _BLOCK),)](
+        _write_tables_kernel[(cdiv(num_changes, _BLOCK),)](
             block_tables_RB, rows_C, places_C, block_ids_C, num_changes, block_tables_RB.shape[1],
             BLOCK_C=_BLOCK, num_warps=_NUM_WARPS,
         )  # fmt: skip
@@ -81,7 +81,7 @@ def write_columns(columns: SamplingColumns, rows_M: torch.Tensor, new: SamplingC
         assert column_R.dtype is new_M.dtype
         assert new_M.shape == rows_M.shape
     if num_new := len(rows_M):
-        _write_columns_kernel[(triton.cdiv(num_new, _BLOCK),)](
+        _write_columns_kernel[(cdiv(num_new, _BLOCK),)](
             rows_M, *(tensor for pair in pairs for tensor in pair), num_new, BLOCK_M=_BLOCK, num_warps=_NUM_WARPS
         )
 
@@ -98,7 +98,7 @@ def remember_tokens(
     assert len(tokens_ND1) == num_rows
     assert tokens_ND1.dim() == 1 if counts_N is None else len(counts_N) == num_rows
     if num_rows:
-        _remember_kernel[(triton.cdiv(num_rows, _BLOCK),)](
+        _remember_kernel[(cdiv(num_rows, _BLOCK),)](
             last_tokens_R, rows_N, tokens_ND1, counts_N, num_rows, tokens_ND1.stride(0),
             HAS_COUNTS=counts_N is not None, BLOCK_N=_BLOCK, num_warps=_NUM_WARPS,
         )  # fmt: skip

@@ -6,10 +6,10 @@ Legend: T tokens, H heads, D head size.
 
 import numpy as np
 import torch
-import triton
 import triton.language as tl
 
 from kernels.attention.triton_softmax import LOG2E, NOTHING, attend_tile, load_lanes, normalized, store_lanes
+from kernels.triton_common.integers import next_power_of_2
 from kernels.triton_common.jit import jit
 
 QUERIES, TOKENS = 64, 64
@@ -32,7 +32,7 @@ class TritonPackedPlan:
     ) -> torch.Tensor:
         """See PackedAttention."""
         _, num_heads, head_size = q_THD.shape
-        padded = max(16, triton.next_power_of_2(head_size))
+        padded = max(16, next_power_of_2(head_size))
         packed_attention_kernel[(len(self._tiles), num_heads)](
             q_THD, k_THD, v_THD, out_THD, self._tiles,
             q_THD.stride(0), k_THD.stride(0), v_THD.stride(0), out_THD.stride(0), scale * LOG2E.value,

@@ -4,9 +4,9 @@ Legend: T tokens, V rows of the table, N numbers of a row.
 """
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.triton_common.integers import cdiv, next_power_of_2
 from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import widen
 
@@ -36,8 +36,8 @@ def embedding(
         )
     assert table_VN.stride(1) == out.stride(1) == ids_T.stride(0) == 1
     if num_tokens:
-        tile = min(_TILE, triton.next_power_of_2(size))
-        _embedding_kernel[(num_tokens, triton.cdiv(size, tile))](
+        tile = min(_TILE, next_power_of_2(size))
+        _embedding_kernel[(num_tokens, cdiv(size, tile))](
             ids_T, table_VN, out, first_id, len(table_VN), table_VN.stride(0), out.stride(0),
             SIZE=size, TILE=tile, num_warps=_NUM_WARPS,
         )  # fmt: skip

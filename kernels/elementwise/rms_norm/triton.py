@@ -10,11 +10,11 @@ Legend: T tokens, N numbers of a row, G = ceil(N / 128).
 """
 
 import torch
-import triton
 import triton.language as tl
 
 from kernels.gemm.quantize.checks import check_device
 from kernels.gemm.quantize.triton import quantized, scale_of, size_bits
+from kernels.triton_common.integers import cdiv, next_power_of_2
 from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import narrow, widen
 
@@ -87,7 +87,7 @@ def rms_norm_quantize_groups(
     """
     check_device(x_TN.device)
     q_TN = torch.empty(x_TN.shape, dtype=torch.float8_e4m3fn, device=x_TN.device)
-    num_groups = triton.cdiv(x_TN.shape[1], GROUP)
+    num_groups = cdiv(x_TN.shape[1], GROUP)
     scales_TG = torch.empty(num_groups, len(x_TN), dtype=torch.float32, device=x_TN.device).t()
     _launch(x_TN, weight_N, eps, residual_TN, out_dtype, q_TN, scales_TG, _BY_GROUP, power_of_two)
     return q_TN, scales_TG
@@ -97,7 +97,7 @@ def tile_of(size: int) -> tuple[int, int]:
     """(groups of 128 columns, a power of two; warps) of a row's program. They depend on the row's size alone, so that
     the order of its sum does not depend on the batch. 16 numbers a thread are two 16-byte vectors of bf16 in
     flight."""
-    groups = triton.next_power_of_2(triton.cdiv(size, GROUP))
+    groups = next_power_of_2(cdiv(size, GROUP))
     return groups, min(16, max(1, groups * GROUP // 512))
 
 

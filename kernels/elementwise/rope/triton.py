@@ -5,9 +5,9 @@ dims.
 """
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.triton_common.integers import cdiv, next_power_of_2
 from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import narrow, widen
 
@@ -79,9 +79,9 @@ def cos_sin_rows(
     assert positions_T.is_contiguous()
     assert out.is_contiguous()
     if num_tokens:
-        _cos_sin_kernel[(triton.cdiv(num_tokens, _TOKENS_OF_ROWS),)](
+        _cos_sin_kernel[(cdiv(num_tokens, _TOKENS_OF_ROWS),)](
             positions_T, frequencies_P, out, magnitude, num_tokens,
-            NUM_PAIRS=num_pairs, TOKENS=_TOKENS_OF_ROWS, PAIRS=triton.next_power_of_2(num_pairs), num_warps=_NUM_WARPS,
+            NUM_PAIRS=num_pairs, TOKENS=_TOKENS_OF_ROWS, PAIRS=next_power_of_2(num_pairs), num_warps=_NUM_WARPS,
         )  # fmt: skip
     return out
 
@@ -110,9 +110,9 @@ def rope_(
     num_pairs = check_cos_sin(cos_sin_LR, positions_T, num_tokens, head_size)
     if not num_tokens:
         return
-    num_kv_heads, pairs = k_TKD.shape[1], triton.next_power_of_2(num_pairs)
-    heads = min(max(1, _TILE // (2 * pairs)), triton.next_power_of_2(max(num_heads, num_kv_heads)))
-    _rope_kernel[(num_tokens, triton.cdiv(num_heads, heads) + triton.cdiv(num_kv_heads, heads))](
+    num_kv_heads, pairs = k_TKD.shape[1], next_power_of_2(num_pairs)
+    heads = min(max(1, _TILE // (2 * pairs)), next_power_of_2(max(num_heads, num_kv_heads)))
+    _rope_kernel[(num_tokens, cdiv(num_heads, heads) + cdiv(num_kv_heads, heads))](
         q_THD, k_TKD, cos_sin_LR, positions_T,
         q_THD.stride(0), q_THD.stride(1), k_TKD.stride(0), k_TKD.stride(1), cos_sin_LR.stride(0),
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, NUM_PAIRS=num_pairs, INTERLEAVED=interleaved,

@@ -8,12 +8,12 @@ Legend: T tokens, N columns of the result, G = ceil(N / 128).
 """
 
 import torch
-import triton
 import triton.language as tl
 
 from kernels.elementwise.silu_mul.torch_cpu import Activation
 from kernels.gemm.quantize.checks import check_device
 from kernels.gemm.quantize.triton import quantized, scale_of, size_bits
+from kernels.triton_common.integers import cdiv, next_power_of_2
 from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import narrow, widen
 
@@ -45,8 +45,8 @@ def silu_mul(
             f"{gate_up_T2N.dtype}, contiguous in the last dim, is expected"
         )
     if out.numel():
-        tile = min(_TILE, triton.next_power_of_2(size))
-        _silu_mul_kernel[(num_tokens, triton.cdiv(size, tile))](
+        tile = min(_TILE, next_power_of_2(size))
+        _silu_mul_kernel[(num_tokens, cdiv(size, tile))](
             gate_up_T2N, out, gate_up_T2N.stride(0), out.stride(0),
             SIZE=size, ACTIVATION=ACTIVATIONS[activation], TILE=tile, num_warps=_NUM_WARPS,
         )  # fmt: skip
@@ -65,7 +65,7 @@ def silu_mul_quantize_tokens(
     q_TN = torch.empty(num_tokens, size, dtype=torch.float8_e4m3fn, device=gate_up_T2N.device)
     scales_T1 = torch.empty(num_tokens, 1, dtype=torch.float32, device=gate_up_T2N.device)
     if q_TN.numel():
-        tile = min(_MAX_ROW_TILE, triton.next_power_of_2(size))
+        tile = min(_MAX_ROW_TILE, next_power_of_2(size))
         _silu_mul_tokens_kernel[(num_tokens,)](
             gate_up_T2N, q_TN, scales_T1, gate_up_T2N.stride(0),
             SIZE=size, ACTIVATION=ACTIVATIONS[activation], POWER_OF_TWO=power_of_two, TILE=tile,
@@ -84,12 +84,12 @@ def silu_mul_quantize_groups(
     """
     num_tokens, size = _checked_shape(gate_up_T2N, activation)
     check_device(gate_up_T2N.device)
-    num_groups = triton.cdiv(size, GROUP)
+    num_groups = cdiv(size, GROUP)
     q_TN = torch.empty(num_tokens, size, dtype=torch.float8_e4m3fn, device=gate_up_T2N.device)
     scales_TG = torch.empty(num_groups, num_tokens, dtype=torch.float32, device=gate_up_T2N.device).t()
     if q_TN.numel():
-        groups = min(_TILE // GROUP, triton.next_power_of_2(num_groups))
-        _silu_mul_groups_kernel[(num_tokens, triton.cdiv(num_groups, groups))](
+        groups = min(_TILE // GROUP, next_power_of_2(num_groups))
+        _silu_mul_groups_kernel[(num_tokens, cdiv(num_groups, groups))](
             gate_up_T2N, q_TN, scales_TG, gate_up_T2N.stride(0), num_tokens,
             SIZE=size, ACTIVATION=ACTIVATIONS[activation], POWER_OF_TWO=power_of_two, GROUPS=groups,
             num_warps=_NUM_WARPS,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.triton_common.integers import cdiv
 from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import dot, narrow, tile_of_program, widen
 
@@ -54,10 +54,10 @@ class Cut(NamedTuple):
 
 def cut_of_k(N: int, K: int, tile: GemmTile) -> Cut:
     """Returns enough parts to fill a GPU if a batch is one row of tiles. Depends on the weight's shape alone."""
-    all_steps = triton.cdiv(K, tile.block_k)
-    wanted = min(_FULL_GPU // triton.cdiv(N, tile.block_n), K // _MIN_PART, _MAX_PARTS)
-    steps = triton.cdiv(all_steps, max(1, wanted))
-    return Cut(num_parts=triton.cdiv(all_steps, steps), steps=steps)
+    all_steps = cdiv(K, tile.block_k)
+    wanted = min(_FULL_GPU // cdiv(N, tile.block_n), K // _MIN_PART, _MAX_PARTS)
+    steps = cdiv(all_steps, max(1, wanted))
+    return Cut(num_parts=cdiv(all_steps, steps), steps=steps)
 
 
 def tile_for(M: int, dtype: torch.dtype) -> GemmTile:
@@ -101,14 +101,14 @@ def invariant_gemm(
 def add_parts(parts_PN: torch.Tensor, out_MN: torch.Tensor, bias_N: torch.Tensor | None, num_parts: int) -> None:
     """Fills out_MN with the sums of parts of K, float32 [num_parts * M, N], and the bias."""
     M, N = out_MN.shape
-    _add_parts_kernel[(M, triton.cdiv(N, _REDUCE_TILE))](
+    _add_parts_kernel[(M, cdiv(N, _REDUCE_TILE))](
         parts_PN, out_MN, bias_N, M, N, out_MN.stride(0),
         PARTS=num_parts, TILE=_REDUCE_TILE, num_warps=_REDUCE_WARPS,
     )  # fmt: skip
 
 
 def _num_tiles(M: int, N: int, tile: GemmTile) -> int:
-    return triton.cdiv(M, tile.block_m) * triton.cdiv(N, tile.block_n)
+    return cdiv(M, tile.block_m) * cdiv(N, tile.block_n)
 
 
 @jit

@@ -5,9 +5,9 @@ Hopper's tensor cores accumulate e4m3 products in less than float32 (some 14 bit
 """
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.triton_common.integers import cdiv
 from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import INTERPRETED, narrow, tile_of_program
 from kernels.triton_common.tuned_tiles import Tile
@@ -141,7 +141,7 @@ def triton_gemm(
         result = torch.empty((tile.split_k, M, N), dtype=torch.float32, device=x_MK.device)
     # A placeholder if there is no bias: Triton needs a pointer, read or not.
     bias = x_scales if bias_N is None else bias_N
-    grid = (triton.cdiv(M, tile.block_m) * triton.cdiv(N, tile.block_n), tile.split_k)
+    grid = (cdiv(M, tile.block_m) * cdiv(N, tile.block_n), tile.split_k)
     _gemm_kernel[grid](
         x_MK, weight_NK, result, x_scales, weight_scales, bias,
         M, N, K, x_MK.stride(0), weight_NK.stride(0), result.stride(-2),
@@ -151,7 +151,7 @@ def triton_gemm(
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if tile.split_k > 1:
-        _reduce_kernel[(M, triton.cdiv(N, _REDUCE_TILE))](
+        _reduce_kernel[(M, cdiv(N, _REDUCE_TILE))](
             result, out_MN, x_scales, weight_scales, bias, M, N, out_MN.stride(0), x_row_stride, w_row_stride,
             BLOCKWISE=blockwise, HAS_BIAS=bias_N is not None, SPLIT_K=tile.split_k, TILE=_REDUCE_TILE,
         )  # fmt: skip

@@ -5,11 +5,11 @@ Legend: M rows, N outputs, K inputs.
 """
 
 import torch
-import triton
 import triton.language as tl
 
 from kernels.gemm.dense.triton import GemmTile, add_parts, cut_of_k, should_split
 from kernels.gemm.int4.layout import GROUP, SPAN, GpuInt4
+from kernels.triton_common.integers import cdiv
 from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import dot, narrow, tile_of_program, widen
 
@@ -142,7 +142,7 @@ def int4_gemm(
     result = out
     if split:
         result = torch.empty((cut.num_parts * M, N), dtype=torch.float32, device=x_MK.device)
-    num_tiles = triton.cdiv(M, tile.block_m) * triton.cdiv(N, tile.block_n)
+    num_tiles = cdiv(M, tile.block_m) * cdiv(N, tile.block_n)
     _int4_gemm_kernel[(num_tiles, cut.num_parts if split else 1)](
         x_MK, weight.packed_NB, weight.scales_GN, weight.minima_GN, result, None if split else bias_N, M, N, K,
         x_MK.stride(0), weight.packed_NB.stride(0), result.stride(0), cut.steps,

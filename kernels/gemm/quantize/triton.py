@@ -4,10 +4,10 @@ Legend: M rows, K columns, N outputs, G = ceil(K / 128).
 """
 
 import torch
-import triton
 import triton.language as tl
 
 from kernels.gemm.quantize.checks import check_input
+from kernels.triton_common.integers import cdiv, next_power_of_2
 from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import E4M3_MAX, narrow
 
@@ -113,7 +113,7 @@ def quantize_tokens(x_MK: torch.Tensor, *, power_of_two: bool = False) -> tuple[
     M, K = x_MK.shape
     q_MK = torch.empty((M, K), dtype=torch.float8_e4m3fn, device=x_MK.device)
     scales_M1 = torch.empty((M, 1), dtype=torch.float32, device=x_MK.device)
-    tile = min(triton.next_power_of_2(max(K, 1)), _MAX_TILE)
+    tile = min(next_power_of_2(max(K, 1)), _MAX_TILE)
     if M:
         _tokens_kernel[(M,)](
             x_MK, q_MK, scales_M1, x_MK.stride(0), K,
@@ -130,12 +130,12 @@ def quantize_groups(x_MK: torch.Tensor, *, power_of_two: bool = False) -> tuple[
     """
     check_input("x", x_MK)
     M, K = x_MK.shape
-    num_groups = triton.cdiv(K, GROUP)
+    num_groups = cdiv(K, GROUP)
     q_MK = torch.empty((M, K), dtype=torch.float8_e4m3fn, device=x_MK.device)
     scales_MG = torch.empty((num_groups, M), dtype=torch.float32, device=x_MK.device).t()
     if q_MK.numel():
         rows = 1 if M <= _FEW_ROWS else _ROWS_PER_PROGRAM
-        _groups_kernel[(triton.cdiv(M, rows), num_groups)](
+        _groups_kernel[(cdiv(M, rows), num_groups)](
             x_MK, q_MK, scales_MG, M, x_MK.stride(0), K,
             POWER_OF_TWO=power_of_two, ROWS=rows, num_warps=1 if rows == 1 else 4,
         )  # fmt: skip
@@ -150,9 +150,9 @@ def quantize_blocks(weight_NK: torch.Tensor, *, power_of_two: bool = False) -> t
     """
     check_input("weight", weight_NK)
     N, K = weight_NK.shape
-    grid = (triton.cdiv(N, GROUP), triton.cdiv(K, GROUP))
+    grid = (cdiv(N, GROUP), cdiv(K, GROUP))
     q_NK = torch.empty((N, K), dtype=torch.float8_e4m3fn, device=weight_NK.device)
-    padded = torch.zeros((grid[0], triton.cdiv(grid[1], 4) * 4), dtype=torch.float32, device=weight_NK.device)
+    padded = torch.zeros((grid[0], cdiv(grid[1], 4) * 4), dtype=torch.float32, device=weight_NK.device)
     if q_NK.numel():
         _blocks_kernel[grid](
             weight_NK, q_NK, padded, N, weight_NK.stride(0), padded.stride(0), K,

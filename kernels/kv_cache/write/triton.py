@@ -7,12 +7,12 @@ N blocks, B tokens of a block.
 from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 
 from kernels.elementwise.rope.triton import check_cos_sin, load_cos_sin, load_pairs, store_pairs
 from kernels.gemm.quantize.triton import quantized
 from kernels.kv_cache.layout import check_gpu_cache, kernel_view
+from kernels.triton_common.integers import cdiv, next_power_of_2
 from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import narrow, widen
 
@@ -111,10 +111,10 @@ def rope_cache_write(
             f"({head_size},) is expected"
         )
     if num_tokens:
-        pairs, rest = triton.next_power_of_2(num_pairs), triton.next_power_of_2(max(1, head_size - 2 * num_pairs))
+        pairs, rest = next_power_of_2(num_pairs), next_power_of_2(max(1, head_size - 2 * num_pairs))
         all_heads = num_heads + 2 * num_kv_heads
-        heads = min(max(1, _TILE // triton.next_power_of_2(head_size)), triton.next_power_of_2(all_heads))
-        _rope_cache_write_kernel[(num_tokens, triton.cdiv(all_heads, heads))](
+        heads = min(max(1, _TILE // next_power_of_2(head_size)), next_power_of_2(all_heads))
+        _rope_cache_write_kernel[(num_tokens, cdiv(all_heads, heads))](
             qkv_TF, cos_sin_LR, positions_T, kernel_view(cache_N2KBD), slots_T,
             None if head_norms is None else head_norms.q_weight, None if head_norms is None else head_norms.k_weight,
             k_scale, v_scale, 0.0 if head_norms is None else head_norms.eps, qkv_TF.stride(0), cos_sin_LR.stride(0),

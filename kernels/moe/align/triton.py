@@ -7,9 +7,9 @@ rows; C chunks of pairs.
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 
+from kernels.triton_common.integers import cdiv, next_power_of_2
 from kernels.triton_common.jit import jit
 
 # Pairs of one program: a decode batch of 256 tokens with 8 experts each has 8 chunks. Each program adds up the counts
@@ -41,8 +41,8 @@ def align(experts_TK: torch.Tensor, num_experts: int, block_m: int) -> AlignedPa
     pairs_BM = torch.empty(num_blocks * block_m, dtype=torch.int32, device=device)
     block_experts_B = torch.empty(num_blocks, dtype=torch.int32, device=device)
     if num_pairs:
-        num_chunks = triton.cdiv(num_pairs, CHUNK)
-        block_e = triton.next_power_of_2(num_experts)
+        num_chunks = cdiv(num_pairs, CHUNK)
+        block_e = next_power_of_2(num_experts)
         counts_CE = torch.empty(num_chunks, block_e, dtype=torch.int32, device=device)
         _count_kernel[(num_chunks,)](
             experts_TK, counts_CE, pairs_BM, num_pairs, pairs_BM.numel(),

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-import triton
 import triton.language as tl
 
 from kernels.elementwise.silu_mul.torch_cpu import Activation
@@ -20,6 +19,7 @@ from kernels.gemm.fp8.choose import device_of
 from kernels.gemm.quantize.triton import quantize_groups
 from kernels.moe.align.triton import AlignedPairs, align
 from kernels.moe.gemm.tiles import INVARIANT, MoeTile, tile_for, tuned_tile
+from kernels.triton_common.integers import cdiv
 from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import dot, narrow, tile_of_program, widen
 
@@ -133,7 +133,7 @@ def run_experts(
     _grouped_gemm(
         gated_NI, experts.down_EHI, experts.down_scales, experts.down_bias_EH, down_NH, pairs, tile, top_k=1,
     )  # fmt: skip
-    _combine_kernel[(num_tokens, triton.cdiv(hidden_size, _COMBINE_TILE))](
+    _combine_kernel[(num_tokens, cdiv(hidden_size, _COMBINE_TILE))](
         down_NH, weights_TK, experts_TK, out_TH, hidden_size,
         TOP_K=top_k, TILE=_COMBINE_TILE, num_warps=_COMBINE_WARPS,
     )  # fmt: skip
@@ -161,7 +161,7 @@ def _grouped_gemm(
     num_blocks, columns, depth = len(pairs.block_experts_B), out.shape[1], x.shape[1]
     block_n = tile.gated_block_n if is_gated else tile.down_block_n
     block_k = tile.depth_bytes // x.element_size()
-    _grouped_gemm_kernel[(num_blocks * triton.cdiv(columns, block_n),)](
+    _grouped_gemm_kernel[(num_blocks * cdiv(columns, block_n),)](
         x, weight, out, x_scales, weight_scales, bias, pairs.pairs_BM, pairs.block_experts_B,
         num_blocks, columns, depth,
         *((0, 0) if x_scales is None else x_scales.stride()),
