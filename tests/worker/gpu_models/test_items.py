@@ -11,7 +11,9 @@ from triton import knobs
 from kernels.backend import torch_backend
 from protos import inference_pb2, step_pb2
 from tests.fakes.gpu.recording_device import RecordingDevice
+from tests.support.gpu.gpu import DEVICE
 from tests.support.gpu.small_llama import VOCABULARY, small_llama
+from tests.support.gpu.stream_checker import checked_streams
 from tests.support.models.spelled_items import SpelledEncoder, to_encode
 from tests.support.scheduler.steps import decodes, said
 from worker.cpu.executor import CpuExecutor
@@ -74,8 +76,10 @@ def cpu_runner(has_axes: bool) -> Runner:
     return Runner(CpuExecutor(model), cache, _rows(has_axes), info, items=_items(backend.device))
 
 
-def gpu_runner(has_axes: bool, *, graphs: bool) -> tuple[GpuRunner, CapturedGraphs | None]:
-    device = RecordingDevice() if graphs else InterpretedDevice()
+def gpu_runner(
+    has_axes: bool, *, graphs: bool, device: InterpretedDevice | None = None
+) -> tuple[GpuRunner, CapturedGraphs | None]:
+    device = device or (RecordingDevice() if graphs else InterpretedDevice())
     model = small_llama(1, **_changes(has_axes))
     executor, captured = GpuExecutor(model), None
     cache = KVCache(model.config, num_blocks=31, block_size=8, backend=model.backend)
@@ -89,7 +93,7 @@ def gpu_runner(has_axes: bool, *, graphs: bool) -> tuple[GpuRunner, CapturedGrap
         engine.graphs = captured
     runner = GpuRunner(
         engine, _rows(has_axes), inference_pb2.ModelInfo(), swap_space=GpuSwapSpace(cache, device, 0),
-        max_steps_in_flight=2, items=_items(device.torch_device),
+        max_steps_in_flight=2, device=device, items=_items(device.torch_device),
     )  # fmt: skip
     return runner, captured
 
@@ -140,6 +144,17 @@ def test_steps_overlap() -> None:
             made.append(said(results.pop(0).result()).token_ids)
     made += [said(result.result()).token_ids for result in results]
     assert made == expected
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="watches what the interpreter does")
+def test_items_and_steps_are_ordered_by_the_device() -> None:
+    """Embeddings are encoded, read and dropped on the stream of the steps that read them."""
+    expected = _said(cpu_runner(True))
+    with checked_streams() as checker:
+        runner, _ = gpu_runner(True, graphs=False, device=checker.device())
+        assert _said(runner) == expected
+        runner.reset()
+    assert checker.num_accesses["stream 1"] > 100
 
 
 def test_a_prompt_may_end_in_an_item_that_looks_like_a_decode() -> None:
