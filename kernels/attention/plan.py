@@ -136,4 +136,4 @@ class TritonPlan:
         }
         self._max_query_len, self._has_decodes, self._may_split = max_query_len, True, True
         if host_rows is not None:
-            self._has_decodes, self._may_split = self._schedule.decodes_of(host_rows)
+            self._has_decodes, self._may_split = self._schedule.decodes_of(*host_rows)

@@ -9,10 +9,10 @@ Each comment gives the reasoning behind a tile size; what an H200 showed is in d
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton.language as tl
 
-from kernels.attention.plan import HostRows
 from kernels.kv_cache.layout import HeadShape
 from kernels.triton_common.device import arch_of
 from kernels.triton_common.integers import cdiv
@@ -224,11 +224,12 @@ class AttentionSchedule:
         """Rows of at most this many queries are decodes, unless all rows are treated alike."""
         return self.decode.queries(self.heads.group_size)
 
-    def decodes_of(self, rows: HostRows) -> tuple[bool, bool]:
-        """Returns whether a step has decodes, and whether a context of theirs may be cut into chunks."""
-        contexts = rows.context_lens
+    def decodes_of(self, query_lens: np.ndarray, context_lens: np.ndarray) -> tuple[bool, bool]:
+        """Returns whether a step with these rows has decodes, and whether a context of theirs may be cut into
+        chunks."""
+        contexts = context_lens
         if self.prefill is not None:
-            contexts = contexts[rows.query_lens <= self.queries_per_tile]
+            contexts = contexts[query_lens <= self.queries_per_tile]
         return len(contexts) > 0, int(contexts.max(initial=0)) > self.chunk
 
     def update(self, query_starts: torch.Tensor, context_lens: torch.Tensor) -> None:

@@ -50,7 +50,9 @@ class Kernel(JITFunction[Any]):
         kernel, launch, function, metadata = found
         y, z = grid[1] if len(grid) > 1 else 1, grid[2] if len(grid) > 2 else 1
         # No metadata of the launch, and no hooks.
-        launch(grid[0], y, z, active.get_current_stream(device), function, metadata, None, None, None, *arguments.values())
+        launch(
+            grid[0], y, z, active.get_current_stream(device), function, metadata, None, None, None, *arguments.values()
+        )
         return kernel
 
 

@@ -120,7 +120,7 @@ class Step:
         return mla_attention(
             q_THE, self.cache(tables), query_starts=query_starts, context_lens=context_lens, block_tables=block_tables,
             table_rows=table_rows, scale=SCALE, schedule=schedule, kv_scale=self.scale_tensor(), out=out,
-            may_split=schedule.decodes_of(host_rows(query_starts, context_lens))[1],
+            may_split=schedule.decodes_of(*host_rows(query_starts, context_lens))[1],
         )  # fmt: skip
 
     def scale_tensor(self) -> torch.Tensor | None:

@@ -140,7 +140,7 @@ class Step:
         schedule.partial_sums.fill_(float("nan"))
         schedule.partial_values.fill_(float("nan"))
         schedule.update(query_starts, context_lens)
-        has_decodes, may_split = schedule.decodes_of(host_rows(query_starts, context_lens))
+        has_decodes, may_split = schedule.decodes_of(*host_rows(query_starts, context_lens))
         q_THD = self.queries()
         return paged_attention(
             q_THD, self.cache(tables), query_starts=query_starts, context_lens=context_lens,

@@ -7,8 +7,8 @@
 Within the block, torch.cuda's streams and events are stand-ins, and Triton interprets kernels. Work runs at once, but an
 access fails if on a GPU nothing would have it wait for the last access by another stream, or by a host thread that
 touches the same memory. Each stream and each thread has a vector clock (Mattern 1989): its own number of accesses, and
-those of the others that happened before. Threads pass nothing on to each other, so work has to be ordered by the
-device. Kernels' addresses are those that the interpreter loads and stores, torch's those of its arguments.
+those of the others that happened before. Threads pass nothing on to each other but for what they do themselves, so
+work on the device has to be ordered there. Kernels' addresses are those that the interpreter loads and stores, torch's those of its arguments.
 """
 
 import threading
@@ -110,6 +110,7 @@ class StreamChecker:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._names: list[str] = []
+        self._threads: list[FakeStream] = []
         self._pages: defaultdict[int, _Page] = defaultdict(_Page)
         self._streams: list[FakeStream] = []
         self._default = self.new_stream("the default stream")
@@ -147,6 +148,7 @@ class StreamChecker:
         """The calling thread, which orders its own accesses as a stream does."""
         if not hasattr(self._local, "host"):
             self._local.host = FakeStream(self, f"thread {threading.current_thread().name}")
+            self._threads.append(self._local.host)
         return self._local.host
 
     def synchronize(self) -> None:
@@ -171,6 +173,10 @@ class StreamChecker:
             return
         me, clock = actor.actor, actor.clock
         clock[me] += 1
+        now = int(clock[me])
+        if actor in self._threads:
+            # Threads order what they do themselves by locks and queues, and tell each other what they have waited for.
+            clock = np.max([each.clock for each in self._threads], axis=0)
         self.num_accesses[actor.name] += 1
         for number in np.unique(pieces // _PAGE).tolist():
             page = self._pages[number]
@@ -182,10 +188,10 @@ class StreamChecker:
                 readers = (page.read[:, at] > clock[:, None]).any(1).nonzero()[0]
                 if len(readers):
                     self._refuse(actor, "writes", int(readers[0]), "reads")
-                page.writers[at], page.written[at] = me, clock[me]
+                page.writers[at], page.written[at] = me, now
                 page.read[:, at] = 0
             else:
-                page.read[me, at] = clock[me]
+                page.read[me, at] = now
 
     def _refuse(self, actor: FakeStream, does: str, other: int, did: str) -> None:
         raise UnorderedError(f"{actor.name} {does} what {self._names[other]} {did}, and nothing orders the two")
