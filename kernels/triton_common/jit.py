@@ -31,7 +31,8 @@ class Kernel(JITFunction[Any]):
         self._compiled: dict[tuple[object, ...], tuple[Any, Any, Any, Any]] = {}
 
     def run(self, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        active, runtime = driver.active, knobs.runtime
+        active: Any = driver.active
+        runtime = knobs.runtime
         device = active.get_current_device()
         binder = self._binders.get(device)
         has_hooks = self.pre_run_hooks or runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls
@@ -44,7 +45,7 @@ class Kernel(JITFunction[Any]):
         key = (device, *specialization, *options.items())
         found = self._compiled.get(key)
         if found is None:
-            kernel = super().run(*args, grid=grid, warmup=False, **kwargs)
+            kernel: Any = super().run(*args, grid=grid, warmup=False, **kwargs)
             self._compiled[key] = kernel, kernel.run, kernel.function, kernel.packed_metadata
             return kernel
         kernel, launch, function, metadata = found
@@ -66,5 +67,6 @@ def jit(function: Callable[..., Any] | None = None, *, do_not_specialize: Sequen
     if function is None:
         return lambda function: jit(function, do_not_specialize=do_not_specialize)
     if knobs.runtime.interpret:
-        return triton.jit(function, do_not_specialize=do_not_specialize)  # pyright: ignore[reportCallIssue, reportArgumentType]
+        interpreted: Any = triton.jit
+        return interpreted(function, do_not_specialize=do_not_specialize)
     return Kernel(function, do_not_specialize)

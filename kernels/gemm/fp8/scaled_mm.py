@@ -41,7 +41,7 @@ def scaled_mm(
         scales = x_scales.expand(M, 1).contiguous(), weight_scales.expand(N, 1).contiguous().view(1, N)
     if out is not None and out.is_contiguous():
         # F.scaled_mm without its `out`, which it lacks.
-        return torch._scaled_mm_v2(
+        return torch.ops.aten._scaled_mm_v2.out(
             x_MK, weight_NK.t(), [scales[0]], [recipes[0].value], [], [scales[1]], [recipes[1].value], [],
             bias_N, out_dtype, out=out,
         )  # fmt: skip

@@ -48,5 +48,5 @@ async def test_a_thread_left_on_the_default_stream_is_found(tmp_path: Path, monk
     with checked_streams() as checker:
         device = checker.device()
         device.current = nullcontext  # type: ignore[method-assign]
-        with pytest.raises(UnorderedError, match="the default stream .* what stream 1"):
+        with pytest.raises(UnorderedError, match=r"the default stream .* what stream 1"):
             await _generated(tmp_path, device, monkeypatch)

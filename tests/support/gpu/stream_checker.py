@@ -4,11 +4,12 @@
         device = checker.device()
         ...
 
-Within the block, torch.cuda's streams and events are stand-ins, and Triton interprets kernels. Work runs at once, but an
-access fails if on a GPU nothing would have it wait for the last access by another stream, or by a host thread that
+Within the block, torch.cuda's streams and events are stand-ins, and Triton interprets kernels. Work runs at once, but
+an access fails if on a GPU nothing would have it wait for the last access by another stream, or by a host thread that
 touches the same memory. Each stream and each thread has a vector clock (Mattern 1989): its own number of accesses, and
-those of the others that happened before. Threads pass nothing on to each other but for what they do themselves, so
-work on the device has to be ordered there. Kernels' addresses are those that the interpreter loads and stores, torch's those of its arguments.
+those of the others that happened before. Threads pass nothing on to each other but for what they do themselves, so work
+on the device has to be ordered there. Kernels' addresses are those that the interpreter loads and stores, torch's those
+of its arguments.
 """
 
 import threading
@@ -185,7 +186,7 @@ class StreamChecker:
             if late.any():
                 self._refuse(actor, "writes" if writes else "reads", int(page.writers[at][late][0]), "wrote")
             if writes:
-                readers = (page.read[:, at] > clock[:, None]).any(1).nonzero()[0]
+                readers = np.flatnonzero((page.read[:, at] > clock[:, None]).any(1))
                 if len(readers):
                     self._refuse(actor, "writes", int(readers[0]), "reads")
                 page.writers[at], page.written[at] = me, now
