@@ -4,13 +4,22 @@ import datetime
 import platform
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 import triton
+
+from benchmarks.gpu.yardsticks import Traffic, copy_of, random_numbers, sums_of
+
+_YARDSTICK = "yardstick"
+
+
+class Missing(Exception):
+    """A variant that this tree or this machine lacks. The message says what is lacking."""
 
 
 @dataclass
@@ -22,10 +31,10 @@ class Report:
     device: str
     # time.monotonic() at which to stop.
     deadline: float
-    # Called after each part, so that a killed run leaves its figures so far.
+    # Called after each part and each time, so that a process that is killed leaves its figures so far.
     save: Callable[["Report"], None] = lambda report: None
     rows: list[dict[str, Any]] = field(default_factory=list)
-    _copy_bandwidth: float | None = None
+    _bandwidths: dict[str, float] = field(default_factory=dict)
 
     def has_time(self, seconds: float) -> bool:
         """Returns whether that much time is left; a benchmark asks before each row, and `skip`s what does not fit."""
@@ -58,7 +67,7 @@ class Report:
     @property
     def failed(self) -> list[str]:
         """Parts that failed."""
-        return [f"{row['op']} {row['case']}".strip() for row in self.rows if "failed" in row]
+        return failed(self.rows)
 
     def check(self, op: str, case: str, out: torch.Tensor, expected: torch.Tensor, *, rtol: float, atol: float) -> None:
         """Raises AssertionError if `out` differs from `expected`; comes before any time of the case."""
@@ -75,28 +84,82 @@ class Report:
             call()
             return float("nan")
         if by_graph:
-            return _graph_milliseconds(call)
+            return graphs_in_turn([call])[0]
         return float(triton.testing.do_bench(call, warmup=10, rep=60, return_mode="median"))  # pyright: ignore[reportArgumentType]
 
     def row(self, op: str, case: str, way: str, milliseconds: float, **figures: float) -> None:
         """Adds the time of one way to compute one case. figures: the time in other units: tflops, share_of_copy."""
         self.rows.append({"op": op, "case": case, "way": way, "ms": milliseconds, **figures})
+        self.save(self)
 
     def skip(self, op: str, case: str, reason: str) -> None:
         self.rows.append({"op": op, "case": case, "skipped": reason})
 
     def copy_bandwidth(self) -> float:
-        """Bytes read and written per second by a copy of 2 GiB; NaN in toy mode."""
-        if self._copy_bandwidth is None:
-            size = 1 << 10 if self.toy else 2 << 30
-            source = torch.zeros(size, dtype=torch.uint8, device=self.device)
-            target = torch.empty_like(source)
-            self._copy_bandwidth = 2 * size / (self.milliseconds(lambda: target.copy_(source)) / 1e3)
-        return self._copy_bandwidth
+        """Bytes read and written per second by a copy of 2 GiB by a kernel, by events; NaN in toy mode."""
+        return self._bandwidth("copy by a kernel", copy_of)
+
+    def read_bandwidth(self) -> float:
+        """Bytes per second of reading 2 GiB and writing next to nothing, by events; NaN in toy mode."""
+        return self._bandwidth("reads by a kernel", sums_of)
+
+    def _bandwidth(self, case: str, traffic_of: Callable[[torch.Tensor], tuple[Traffic, torch.Tensor]]) -> float:
+        if case not in self._bandwidths:
+            traffic, _ = traffic_of(random_numbers(1 << 12 if self.toy else 2 << 30, self.device))
+            milliseconds = self.milliseconds(traffic.call, by_graph=False)
+            self._bandwidths[case] = traffic.num_bytes / (milliseconds / 1e3)
+            self.row(_YARDSTICK, case, "events", milliseconds, tb_per_s=self._bandwidths[case] / 1e12)
+        return self._bandwidths[case]
 
     def share_of_copy(self, num_bytes: int, milliseconds: float) -> float:
         """The bandwidth of reading or writing num_bytes, over that of a copy."""
         return num_bytes / (milliseconds / 1e3) / self.copy_bandwidth()
+
+    def share_of_reads(self, num_bytes: int, milliseconds: float) -> float:
+        """The bandwidth of reading num_bytes, over that of reads alone."""
+        return num_bytes / (milliseconds / 1e3) / self.read_bandwidth()
+
+    def compare(
+        self,
+        op: str,
+        case: str,
+        variants: Mapping[str, Callable[[], Callable[[], torch.Tensor]]],
+        num_bytes: Mapping[str, int] | None = None,
+    ) -> None:
+        """Times variants of one computation in turn, by graphs, so that a clock that changes slows all of them alike.
+
+        variants: by name, what makes the call; it may raise Missing. The first one is timed twice: `again` says how far
+        two times of the same call lie apart, below which a difference says nothing. `over_first`: time over that of the
+        first variant that is there. `off`: the greatest difference from its results. num_bytes: by variant, for shares.
+        """
+        calls: dict[str, Callable[[], torch.Tensor]] = {}
+        for name, make in variants.items():
+            try:
+                calls[name] = make()
+            except Missing as missing:
+                self.rows.append({"op": op, "case": case, "way": name, "missing": str(missing)})
+        if not calls:
+            return
+        first = next(iter(calls))
+        outs = {name: call().float() for name, call in calls.items()}
+        differences = {name: float((out - outs[first]).abs().max()) for name, out in outs.items()}
+        del outs
+        timed = self._in_turn([*calls.values(), calls[first]])
+        times = dict(zip([*calls, "again"], timed, strict=True))
+        for name in calls:
+            share = {}
+            if num_bytes is not None:
+                share = {"share_of_copy": self.share_of_copy(num_bytes[name], times[name])}
+            again = {"again": times["again"] / times[first]} if name == first else {}
+            self.row(
+                op, case, name, times[name], over_first=times[name] / times[first], off=differences[name], **share,
+                **again,
+            )  # fmt: skip
+
+    def _in_turn(self, calls: Sequence[Callable[[], object]]) -> list[float]:
+        if self.toy:
+            return [self.milliseconds(call) for call in calls]
+        return graphs_in_turn(calls)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -109,7 +172,17 @@ class Report:
         }
 
     def table(self) -> str:
-        return "\n".join(_line(row) for row in self.rows if "checked" not in row)
+        return table_of(self.rows)
+
+
+def failed(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Parts that failed."""
+    return [f"{row['op']} {row['case']}".strip() for row in rows if "failed" in row]
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line for each row but the checks that passed."""
+    return "\n".join(_line(row) for row in rows if "checked" not in row)
 
 
 # Twice the L2 of an H200: writing as much replaces whatever is in it.
@@ -118,24 +191,29 @@ _FLUSHED_BYTES = 128 << 20
 _GRAPH_MILLISECONDS, _MOST_CALLS, _REPLAYS = 4.0, 20, 7
 
 
-def _graph_milliseconds(call: Callable[[], object]) -> float:
-    """The median of replays of a graph of calls, each behind a write that flushes L2, less that of the writes alone."""
+def graphs_in_turn(calls: Sequence[Callable[[], object]]) -> list[float]:
+    """The median time of each call by replays of graphs in turn, each call behind a write that flushes L2, less the
+    median of the writes alone."""
     flushed = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device="cuda")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        call()  # Compiles.
-        once = _event_milliseconds(call)
-        count = max(1, min(_MOST_CALLS, int(_GRAPH_MILLISECONDS / max(once, 1e-3))))
+        counts: list[int] = []
+        for call in calls:
+            call()  # Compiles.
+            once = _event_milliseconds(call)
+            counts.append(max(1, min(_MOST_CALLS, int(_GRAPH_MILLISECONDS / max(once, 1e-3)))))
 
-        def flush_and_call() -> None:
+        def flush_and(call: Callable[[], object]) -> None:
             flushed.zero_()
             call()
 
-        both, writes = (_captured(body, count) for body in (flush_and_call, flushed.zero_))
-        times = sorted(_event_milliseconds(both.replay) - _event_milliseconds(writes.replay) for _ in range(_REPLAYS))
+        graphs = [_captured(partial(flush_and, call), count) for call, count in zip(calls, counts, strict=True)]
+        writes = _captured(flushed.zero_, _MOST_CALLS)
+        rounds = [[_event_milliseconds(graph.replay) for graph in (*graphs, writes)] for _ in range(_REPLAYS)]
     torch.cuda.current_stream().wait_stream(stream)
-    return times[_REPLAYS // 2] / count
+    *medians, writing = (sorted(times)[_REPLAYS // 2] for times in zip(*rounds, strict=True))
+    return [median / count - writing / _MOST_CALLS for median, count in zip(medians, counts, strict=True)]
 
 
 def _captured(body: Callable[[], object], count: int) -> torch.cuda.CUDAGraph:
@@ -155,11 +233,13 @@ def _event_milliseconds(call: Callable[[], object]) -> float:
     return begin.elapsed_time(end)
 
 
-def _line(row: dict[str, Any]) -> str:
+def _line(row: Mapping[str, Any]) -> str:
     start = f"{row['op']:<18}{row['case']:<44}"
-    for name in ("skipped", "failed"):
+    for name in ("skipped", "failed", "missing"):
         if name in row:
-            return f"{start}{name}: {row[name]}"
+            return f"{start}{row.get('way', '')}{' ' * ('way' in row)}{name}: {row[name]}"
     named = ("op", "case", "way", "ms")
-    figures = "  ".join(f"{name} {value:.3g}" for name, value in row.items() if name not in named)
-    return f"{start}{row['way']:<16}{row['ms']:>10.4f} ms  {figures}"
+    # None: NaN that went through JSON.
+    figures = "  ".join(f"{name} {value:.3g}" for name, value in row.items() if name not in named and value is not None)
+    milliseconds = float("nan") if row["ms"] is None else row["ms"]
+    return f"{start}{row['way']:<16}{milliseconds:>10.4f} ms  {figures}"

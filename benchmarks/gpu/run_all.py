@@ -8,25 +8,23 @@ Run it in the repository's root, with torch, triton and numpy: nothing has to be
 needed. Peers that can be imported (flash-attn, flashinfer) are measured, too. A run ends with two tables: each case in
 milliseconds and other units (share_of_copy is a fraction of a copy's bandwidth on the same GPU), and the targets for an
 H200 beside the results. FILE has the same and more: date, device, versions, every check that passed (`checked`), what
-was left out (`skipped`, with the reason) and what went wrong (`failed`). It is written after each part, so that a
-killed run leaves its figures so far. The exit status is 1 if something failed, 2 if there is no GPU.
+was left out (`skipped`, with the reason) and what went wrong (`failed`). Each op has a process of its own
+(processes.py), and FILE is written after each. The exit status is 1 if something failed, 2 if there is no GPU.
 
 Kernels come first, whole models last (end_to_end). Each benchmark gets a share of the time that is left when its turn
 comes; time that it does not use goes to the others.
 """
 
 import argparse
-import importlib
 import json
 import os
 import pkgutil
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-if TYPE_CHECKING:
-    from benchmarks.gpu.report import Report
+from benchmarks.gpu.processes import results
 
 _LAST = "end_to_end"
 # Relative shares of the time; all others have 0.4.
@@ -42,35 +40,31 @@ def main() -> int:
 
     import torch
 
-    from benchmarks.gpu.report import Report
+    from benchmarks.gpu.report import failed, table_of
     from benchmarks.gpu.targets import table, targets
 
     if not arguments.toy and not torch.cuda.is_available():
         print("no GPU: --toy checks that everything works, in Triton's interpreter", file=sys.stderr)
         return 2
-
-    def save(report: Report) -> None:
-        if arguments.json is not None:
-            found = [target.as_json() for target in targets(report.rows)]
-            arguments.json.write_text(json.dumps({**report.as_json(), "targets": found}, indent=1) + "\n")
-
-    report = Report(
-        toy=arguments.toy,
-        device="cpu" if arguments.toy else "cuda",
-        deadline=time.monotonic() + 60 * arguments.minutes,
-        save=save,
-    )
     names = _names(arguments.only)
-    for index, name in enumerate(names):
-        print(f"{name} ...", file=sys.stderr, flush=True)
+    deadline = time.monotonic() + 60 * arguments.minutes
+
+    def seconds_of(index: int) -> float:
+        print(f"{names[index]} ...", file=sys.stderr, flush=True)
         left = [_SHARES.get(each, _USUAL_SHARE) for each in names[index:]]
-        with report.within(left[0] / sum(left)):
-            report.attempt(name, "", lambda name=name: _run(name, report))
-    print(report.table())
-    print(f"\n{table(targets(report.rows))}")
-    if report.failed:
-        print(f"failed: {'; '.join(report.failed)}", file=sys.stderr)
-    return 1 if report.failed else 0
+        return max(0.0, deadline - time.monotonic()) * left[0] / sum(left)
+
+    rows: list[dict[str, Any]] = []
+    for result in results([_module(name) for name in names], seconds_of, toy=arguments.toy):
+        rows += result["rows"]
+        if arguments.json is not None:
+            found = [target.as_json() for target in targets(rows)]
+            arguments.json.write_text(json.dumps({**result, "rows": rows, "targets": found}, indent=1) + "\n")
+    print(table_of(rows))
+    print(f"\n{table(targets(rows))}")
+    if found := failed(rows):
+        print(f"failed: {'; '.join(found)}", file=sys.stderr)
+    return 1 if found else 0
 
 
 def _arguments() -> argparse.Namespace:
@@ -96,9 +90,8 @@ def _names(only: str) -> list[str]:
     return only.split(",")
 
 
-def _run(name: str, report: "Report") -> None:
-    folder = "benchmarks.gpu" if name == _LAST else "benchmarks.gpu.ops"
-    importlib.import_module(f"{folder}.{name}").run(report, toy=report.toy)
+def _module(name: str) -> str:
+    return f"benchmarks.gpu.{name}" if name == _LAST else f"benchmarks.gpu.ops.{name}"
 
 
 if __name__ == "__main__":

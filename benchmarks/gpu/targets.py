@@ -51,8 +51,9 @@ def table(found: Sequence[Target]) -> str:
 
 
 def _timed(rows: Sequence[Row], op: str, figure: str) -> list[Row]:
-    """Rows that have a value of the figure; none in toy mode, where it is NaN."""
-    return [row for row in rows if row["op"] == op and figure in row and row[figure] == row[figure]]
+    """Rows that have a value of the figure; none in toy mode, where it is NaN, or None in JSON."""
+    rows = [row for row in rows if row["op"] == op and row.get(figure) is not None]
+    return [row for row in rows if row[figure] == row[figure]]
 
 
 def _target(name: str, asked: str, rows: Sequence[Row], figure: str, is_met: Callable[[float], bool]) -> Target:

@@ -208,8 +208,10 @@ def _rows(report: Report, case: Case, ways: dict[str, Callable[[], object]]) -> 
         if case.queries > 1:
             report.row(OP, case.name, way, milliseconds, tflops=case.flop / milliseconds / 1e9)
         else:
-            share = report.share_of_copy(case.kv_bytes, milliseconds)
-            report.row(OP, case.name, way, milliseconds, share_of_copy=share, kv_gb=case.kv_bytes / 1e9)
+            report.row(
+                OP, case.name, way, milliseconds, share_of_copy=report.share_of_copy(case.kv_bytes, milliseconds),
+                share_of_reads=report.share_of_reads(case.kv_bytes, milliseconds), kv_gb=case.kv_bytes / 1e9,
+            )  # fmt: skip
 
 
 def _peers(case: Case) -> Iterator[tuple[str, Callable[[], object]]]:
