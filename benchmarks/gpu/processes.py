@@ -98,7 +98,13 @@ def main() -> int:
         new.write_text(json.dumps(report.as_json(), indent=1) + "\n")
         new.replace(arguments.json)
 
-    report = Report(toy=arguments.toy, device="cpu" if arguments.toy else "cuda", deadline=0.0, save=save)
+    report = Report(
+        toy=arguments.toy,
+        device="cpu" if arguments.toy else "cuda",
+        deadline=0.0,
+        save=save,
+        folder=arguments.json.absolute().parent,
+    )
 
     def run() -> None:
         importlib.import_module(arguments.module).run(report, toy=arguments.toy)

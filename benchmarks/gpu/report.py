@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ class Report:
     deadline: float
     # Called after each part and each time, so that a process that is killed leaves its figures so far.
     save: Callable[["Report"], None] = lambda report: None
+    # For files beside the rows; None: the parts choose.
+    folder: Path | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
     _bandwidths: dict[str, float] = field(default_factory=dict)
 
@@ -92,6 +95,15 @@ class Report:
         self.rows.append({"op": op, "case": case, "way": way, "ms": milliseconds, **figures})
         self.save(self)
 
+    def note(self, op: str, case: str, found: str) -> None:
+        """Adds something about the machine or the run that is not a time."""
+        self.rows.append({"op": op, "case": case, "found": found})
+        self.save(self)
+
+    def missing(self, op: str, case: str, way: str, reason: str) -> None:
+        """Adds a way that this tree or this machine lacks."""
+        self.rows.append({"op": op, "case": case, "way": way, "missing": reason})
+
     def skip(self, op: str, case: str, reason: str) -> None:
         self.rows.append({"op": op, "case": case, "skipped": reason})
 
@@ -125,36 +137,36 @@ class Report:
         case: str,
         variants: Mapping[str, Callable[[], Callable[[], torch.Tensor]]],
         num_bytes: Mapping[str, int] | None = None,
+        *,
+        same_results: bool = True,
     ) -> None:
         """Times variants of one computation in turn, by graphs, so that a clock that changes slows all of them alike.
 
         variants: by name, what makes the call; it may raise Missing. The first one is timed twice: `again` says how far
         two times of the same call lie apart, below which a difference says nothing. `over_first`: time over that of the
-        first variant that is there. `off`: the greatest difference from its results. num_bytes: by variant, for shares.
+        first variant that is there. num_bytes: by variant, for shares. same_results: adds `off`, the greatest
+        difference from the first one's result.
         """
         calls: dict[str, Callable[[], torch.Tensor]] = {}
         for name, make in variants.items():
             try:
                 calls[name] = make()
             except Missing as missing:
-                self.rows.append({"op": op, "case": case, "way": name, "missing": str(missing)})
+                self.missing(op, case, name, str(missing))
         if not calls:
             return
         first = next(iter(calls))
-        outs = {name: call().float() for name, call in calls.items()}
-        differences = {name: float((out - outs[first]).abs().max()) for name, out in outs.items()}
-        del outs
+        off: dict[str, dict[str, float]] = {}
+        if same_results:
+            outs = {name: call().float() for name, call in calls.items()}
+            off = {name: {"off": float((out - outs[first]).abs().max())} for name, out in outs.items()}
         timed = self._in_turn([*calls.values(), calls[first]])
         times = dict(zip([*calls, "again"], timed, strict=True))
         for name in calls:
-            share = {}
-            if num_bytes is not None:
-                share = {"share_of_copy": self.share_of_copy(num_bytes[name], times[name])}
+            share = {} if num_bytes is None else {"share_of_copy": self.share_of_copy(num_bytes[name], times[name])}
             again = {"again": times["again"] / times[first]} if name == first else {}
-            self.row(
-                op, case, name, times[name], over_first=times[name] / times[first], off=differences[name], **share,
-                **again,
-            )  # fmt: skip
+            figures = {"over_first": times[name] / times[first], **off.get(name, {}), **share, **again}
+            self.row(op, case, name, times[name], **figures)
 
     def _in_turn(self, calls: Sequence[Callable[[], object]]) -> list[float]:
         if self.toy:
@@ -235,7 +247,7 @@ def _event_milliseconds(call: Callable[[], object]) -> float:
 
 def _line(row: Mapping[str, Any]) -> str:
     start = f"{row['op']:<18}{row['case']:<44}"
-    for name in ("skipped", "failed", "missing"):
+    for name in ("skipped", "failed", "missing", "found"):
         if name in row:
             return f"{start}{row.get('way', '')}{' ' * ('way' in row)}{name}: {row[name]}"
     named = ("op", "case", "way", "ms")

@@ -57,6 +57,25 @@ class Kernel(JITFunction[Any]):
         return kernel
 
 
+def _mend_interpreter() -> None:
+    """Lets Triton 3.6's interpreter use a loaded number as a bound or an index with numpy 2.4 and newer, which make no
+    int of an array of one dimension; Triton 3.7 mended it. Its patch of tl.tensor is replaced at each launch, so this
+    replaces what applies it."""
+    from triton.runtime import interpreter
+
+    patch: Callable[..., None] = interpreter._patch_lang_tensor
+
+    def patch_lang_tensor(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_lang_tensor
+
+
+if knobs.runtime.interpret and triton.__version__.startswith("3.6."):
+    _mend_interpreter()
+
+
 def jit(function: Callable[..., Any] | None = None, *, do_not_specialize: Sequence[str] = ()) -> Any:
     """triton.jit(function), typed as Any: its declared type demands tl.constexpr where a launch passes plain numbers,
     and knows neither num_warps nor num_stages.

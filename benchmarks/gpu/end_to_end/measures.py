@@ -64,7 +64,7 @@ class Measures:
                 continue
             if way.graphs and way == ways[0]:
                 device_seconds = self._device_seconds(num_rows, way)
-            times = self.run.run(self._decode_schedule(num_rows, num_warm + num_timed), way)
+            times = self.run.run(self.decode_schedule(num_rows, num_warm + num_timed), way)
             seconds = self._timed(times[-1] - times[num_warm]) / num_timed
             self._step_seconds[way] = max(seconds, self._step_seconds.get(way, 0.0))
             self.report.row(
@@ -75,10 +75,10 @@ class Measures:
     def _device_seconds(self, num_rows: int, way: Way) -> float:
         """Device time of the middle one of the timed steps, by replaying its graphs alone. Events around each timed
         step would not do: time that the device waits between them would count as its own."""
-        self.run.run(self._decode_schedule(num_rows, self.sizes.num_warm_steps + self.sizes.num_steps // 2), way)
+        self.run.run(self.decode_schedule(num_rows, self.sizes.num_warm_steps + self.sizes.num_steps // 2), way)
         return self._timed(self.run.device_seconds(num_rows, self.sizes.num_steps))
 
-    def _decode_schedule(self, num_rows: int, num_steps: int) -> Schedule:
+    def decode_schedule(self, num_rows: int, num_steps: int) -> Schedule:
         """Decodes that begin with the prompts' last tokens; the cache's random contents serve as the prompts' KV."""
         context = self.sizes.context
         prompts = np.random.default_rng(0).integers(self.run.variant.config.vocab_size, size=(num_rows, context))

@@ -16,8 +16,8 @@ from kernels.attention.triton_schedule import Tiles
 from kernels.kv_cache.layout import HeadShape, gpu_cache_shape
 
 OP = "paged_attention"
-_LLAMA_8B = HeadShape(num_heads=32, num_kv_heads=8, head_size=128)
-_TOY = HeadShape(num_heads=4, num_kv_heads=2, head_size=64)
+LLAMA_8B = HeadShape(num_heads=32, num_kv_heads=8, head_size=128)
+TOY = HeadShape(num_heads=4, num_kv_heads=2, head_size=64)
 _BLOCK_SIZE = 16
 _CONTEXTS = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 128 << 10)
 _DECODES = [(batch, context) for context in _CONTEXTS for batch in (1, 8, 64, 256)]
@@ -131,8 +131,8 @@ def run(report: Report, *, toy: bool) -> None:
     if toy:
         for shape in ((2, 1, 70), (1, 33, 33)):
             for cache_dtype in (torch.bfloat16, torch.float8_e4m3fn):
-                _check(report, Case.make(_TOY, *shape, report.device, cache_dtype))
-        case = Case.make(_TOY, 1, 33, 33, report.device, torch.bfloat16)
+                _check(report, Case.make(TOY, *shape, report.device, cache_dtype))
+        case = Case.make(TOY, 1, 33, 33, report.device, torch.bfloat16)
         q, k, v = case.contiguous()
         report.check(
             OP, "toy, SDPA", _sdpa(q, k, v, causal=True).transpose(1, 2).flatten(0, 1), case.expected(),
@@ -142,7 +142,7 @@ def run(report: Report, *, toy: bool) -> None:
         return
     for shape in ((3, 1, 5_000), (300, 1, 100), (2, 700, 700)):
         for cache_dtype in (torch.bfloat16, torch.float8_e4m3fn):
-            _check(report, Case.make(_LLAMA_8B, *shape, report.device, cache_dtype))
+            _check(report, Case.make(LLAMA_8B, *shape, report.device, cache_dtype))
     for batch, context in _DECODES:
         _time_decode(report, batch, context, torch.bfloat16)
     for batch, context in ((1, 128 << 10), (64, 4 << 10), (256, 4 << 10)):
@@ -179,14 +179,14 @@ def _check(report: Report, case: Case) -> None:
 
 def _time_decode(report: Report, batch: int, context: int, cache_dtype: torch.dtype) -> None:
     name = f"decode, {batch} x {context}"
-    num_bytes = 4 * batch * context * _LLAMA_8B.num_kv_heads * _LLAMA_8B.head_size
+    num_bytes = 4 * batch * context * LLAMA_8B.num_kv_heads * LLAMA_8B.head_size
     if num_bytes > _MAX_CACHE_BYTES:
         report.skip(OP, name, f"{num_bytes >> 30} GiB of KV")
         return
     if not report.has_time(2.0):
         report.skip(OP, name, "no time left")
         return
-    case = Case.make(_LLAMA_8B, batch, 1, context, report.device, cache_dtype)
+    case = Case.make(LLAMA_8B, batch, 1, context, report.device, cache_dtype)
     _rows(report, case, {"ours": case.ours, **dict(_peers(case))})
 
 
@@ -194,7 +194,7 @@ def _time_prefill(report: Report, batch: int, context: int) -> None:
     if not report.has_time(4.0):
         report.skip(OP, f"prefill, {batch} x {context}", "no time left")
         return
-    case = Case.make(_LLAMA_8B, batch, context, context, report.device, torch.bfloat16)
+    case = Case.make(LLAMA_8B, batch, context, context, report.device, torch.bfloat16)
     ways: dict[str, Callable[[], object]] = {"ours": case.ours, **dict(_peers(case))}
     # FlexAttention's first call compiles.
     if report.has_time(30.0):

@@ -31,7 +31,7 @@ SHARED_MEMORY_LIMITS = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10
 _TOLERATED_STACK = {120: 8}
 # An instruction names a register with 8 bits.
 MAX_REGISTERS = 255
-_NUM_PROCESSES = 2
+NUM_PROCESSES = 2
 # The architecture that the sample has all builds for, and those that it has all kernels for.
 _EACH_BUILD, _EACH_KERNEL = 90, (80, 89)
 
@@ -150,15 +150,15 @@ def objections(target: Target, result: Compiled) -> list[str]:
 
 
 class Compilations:
-    """Compiles targets in two background processes, which start at construction."""
+    """Compiles targets in background processes, which start at construction."""
 
-    def __init__(self, targets: Sequence[Target]) -> None:
+    def __init__(self, targets: Sequence[Target], num_processes: int = NUM_PROCESSES) -> None:
         # Keys: str(target).
         self.results: dict[str, Future[Compiled]] = {str(target): Future() for target in targets}
         self._processes: list[subprocess.Popen[str]] = []
         self._threads: list[threading.Thread] = []
-        for part in range(_NUM_PROCESSES):
-            names = [str(target) for target in targets[part::_NUM_PROCESSES]]
+        for part in range(num_processes):
+            names = [str(target) for target in targets[part::num_processes]]
             if names:
                 process = _start()
                 thread = threading.Thread(target=self._follow, args=(process, names))
