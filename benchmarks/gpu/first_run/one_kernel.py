@@ -14,7 +14,8 @@ _KERNELS = ("e4m3_decode", "fp8_gemm_one_row", "int4_gemm", "prefill")
 def main() -> int:
     parser = argparse.ArgumentParser(description="Launches one kernel for a profiler.")
     parser.add_argument("kernel", choices=_KERNELS)
-    parser.add_argument("--toy", action="store_true", help="a toy size in Triton's interpreter, without a profiler")
+    parser.add_argument("--toy", action="store_true", help="a small size in Triton's interpreter, without a profiler")
+    parser.add_argument("--small", action="store_true", help="a small size on the GPU")
     arguments = parser.parse_args()
     if arguments.toy:
         os.environ["TRITON_INTERPRET"] = "1"
@@ -23,7 +24,7 @@ def main() -> int:
 
     device = "cpu" if arguments.toy else "cuda"
     torch.manual_seed(0)
-    call = _call(arguments.kernel, device, arguments.toy)
+    call = _call(arguments.kernel, device, arguments.toy or arguments.small)
     # Compiles, and fills what is made at the first call.
     call()
     if not arguments.toy:
@@ -38,7 +39,7 @@ def main() -> int:
     return 0
 
 
-def _call(kernel: str, device: str, toy: bool) -> "Callable[[], torch.Tensor]":  # noqa: F821
+def _call(kernel: str, device: str, small: bool) -> "Callable[[], torch.Tensor]":  # noqa: F821
     import torch
 
     from benchmarks.gpu.first_run.questions._decodes import Decode
@@ -48,12 +49,12 @@ def _call(kernel: str, device: str, toy: bool) -> "Callable[[], torch.Tensor]": 
     from kernels.gemm.quantize.triton import quantize_tokens
 
     if kernel == "e4m3_decode":
-        batch, context = (2, 40) if toy else (64, 4096)
-        return Decode(batch=batch, context=context, cache_dtype=torch.float8_e4m3fn, device=device, toy=toy).in_state(
+        batch, context = (2, 40) if small else (64, 4096)
+        return Decode(batch=batch, context=context, cache_dtype=torch.float8_e4m3fn, device=device, toy=small).in_state(
             "now"
         )()
     # Of Llama-3.1-8B's gate and up.
-    N, K = (130, 320) if toy else (28672, 4096)
+    N, K = (130, 320) if small else (28672, 4096)
     x_MK = torch.randn(1, K, device=device, dtype=torch.bfloat16)
     if kernel == "fp8_gemm_one_row":
         weight_NK = torch.randn(N, K, device=device, dtype=torch.bfloat16)
@@ -69,7 +70,7 @@ def _call(kernel: str, device: str, toy: bool) -> "Callable[[], torch.Tensor]": 
         return lambda: int4_gemm(x_MK, packed)
     from benchmarks.gpu.ops.paged_attention import LLAMA_8B, TOY, Case
 
-    return Case.make(*((TOY, 1, 33, 33) if toy else (LLAMA_8B, 1, 8192, 8192)), device, torch.bfloat16).ours
+    return Case.make(*((TOY, 1, 33, 33) if small else (LLAMA_8B, 1, 8192, 8192)), device, torch.bfloat16).ours
 
 
 if __name__ == "__main__":

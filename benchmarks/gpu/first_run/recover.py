@@ -6,6 +6,7 @@ worker has a warm cache of kernels. Toy mode serves a tiny one on the CPU. Needs
 """
 
 import json
+import os
 import signal
 import sys
 import tempfile
@@ -73,8 +74,9 @@ def _serve(report: Report, directory: Path, model: Path, toy: bool) -> None:
         for number in range(_NUM_STREAMS)
     ]
     begin = time.perf_counter()
-    # Not this process's: with the interpreter in its environment, the worker would interpret.
-    with Up(directory, f"--model={model}", *flags, real=True) as up:
+    # Up would give its processes the repository alone.
+    path = os.environ.get("PYTHONPATH", "")
+    with Up(directory, f"--model={model}", *flags, real=True, PYTHONPATH=path) as up:
         up.wait_for("ready for epoch")
         _row(report, "first start, until the worker is ready", begin)
         up.wait_for("serving; Ctrl-C to stop")
