@@ -12,13 +12,14 @@
 #     summary.txt     a line a part, written as they end, then every figure; always there, however this ends
 #     parts.tar.gz    each part's output (PART.txt) and figures (PART.json), and profiles; packed anew every 10 s
 #
-# since a lent machine may give back no more than 8 files. PYTHON: the interpreter, default python3. --fault PART kills
-# that part after 2 s, to see what it does to the others. Exits 1 if a part did not end well.
+# since a lent machine may give back no more than 8 files. PYTHON: the interpreter, default python3. PREPARED: what
+# prepare.sh filled, default .first_run. --fault PART kills that part after 2 s, to see what it does to the others. Exits
+# 1 if a part did not end well.
 set -u
 cd "$(dirname "$0")/../.."
 
 usage() {
-    sed -n '2,19s/^# \{0,1\}//p' "$0"
+    sed -n '2,20s/^# \{0,1\}//p' "$0"
     exit 2
 }
 
@@ -41,19 +42,14 @@ deadline=$((total - 10))
 
 python="${PYTHON:-python3}"
 OUT="${OUT:-$PWD/.first_run/out}"
+prepared="${PREPARED:-.first_run}"
 mkdir -p "$OUT"
 work="$(mktemp -d)"
-: >"$OUT/summary.txt"
 tell() { echo "$*" | tee -a "$OUT/summary.txt"; }
 
 # 0 rather than unset, so that no test falls back to the interpreter.
 export TRITON_INTERPRET="$([ -n "$toy" ] && echo 1 || echo 0)"
 export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD:$work/site"
-if compgen -G ".first_run/whl/*.whl" >/dev/null; then
-    "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$work/site" .first_run/whl/*.whl \
-        >"$work/wheels.txt" 2>&1 || tell "wheels: not installed: $(tail -n 1 "$work/wheels.txt")"
-fi
-
 # A worker tells its version, which it reads from the metadata of an installation.
 version="$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml | head -n 1)"
 mkdir -p "$work/site/octavo-$version.dist-info"
@@ -87,6 +83,12 @@ finish() {
 }
 trap finish EXIT
 trap 'failed=1; exit 1' INT TERM HUP
+: >"$OUT/summary.txt"
+
+if compgen -G "$prepared/whl/*.whl" >/dev/null; then
+    "$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$work/site" "$prepared"/whl/*.whl \
+        >"$work/wheels.txt" 2>&1 || tell "wheels: not installed: $(tail -n 1 "$work/wheels.txt")"
+fi
 
 # run PART SECONDS COMMAND...: an exit code of 3 says that the machine lacks a tool.
 run() {

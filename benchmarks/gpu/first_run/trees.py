@@ -5,6 +5,7 @@ knows neither's code: whatever a change did to a kernel, its public function is 
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from types import ModuleType
 
 from benchmarks.gpu.report import Missing
 
-BEFORE = Path(".first_run/before")
+BEFORE = Path(os.environ.get("PREPARED", ".first_run"), "before")
 STATES = ("before", "now")
 
 # Modules of the earlier state that are loaded.
