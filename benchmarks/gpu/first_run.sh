@@ -59,7 +59,8 @@ pack() {
     tar -czf "$work.tar.gz" --exclude=./site -C "$work" . 2>/dev/null
     mv "$work.tar.gz" "$OUT/parts.tar.gz"
 }
-(while sleep 10; do pack; done) &
+# Detached from the output, whose reader would wait for its last sleep.
+(while sleep 10; do pack; done) >/dev/null 2>&1 &
 packer=$!
 part_pid=""
 failed=0

@@ -1,4 +1,4 @@
-"""Makes a vLLM of some 50 MiB for a machine with one Hopper GPU, torch 2.11 and no network: no weights, no server.
+"""Makes a vLLM of some 35 MiB for a machine with one Hopper GPU, torch 2.11 and no network: no weights, no server.
 
     python -m benchmarks.gpu.vllm.prepare [--folder .first_run/vllm] [--check PYTHON]
 
@@ -25,8 +25,8 @@ _VERSION = "0.25.0"
 _ARCH = 90
 # The device tool's limit for what travels, the repository's own files included.
 _LIMIT_MIB = 64
-# Parts that a Llama on one Hopper GPU does not use: an older FlashAttention, kernels for Blackwell, for MLA and for other
-# quantizations, a server, tools.
+# Parts that a Llama on one Hopper GPU does not use: an older FlashAttention; kernels for Blackwell, for MLA and for
+# other quantizations; a server; tools.
 _LEFT_OUT = (
     "vllm/vllm-rs", "vllm/vllm_flash_attn/_vllm_fa2_C", "vllm/vllm_flash_attn/cute/", "vllm/third_party/fmha_sm100/",
     "vllm/third_party/deep_gemm/", "vllm/_flashmla", "vllm/_qutlass_C", "vllm/benchmarks/",
@@ -38,7 +38,7 @@ _PACKAGES = (
     "lark==1.2.2", "llguidance<1.8,>=1.7", "msgspec", "openai<3", "openai-harmony", "partial-json-parser",
     "prometheus-fastapi-instrumentator", "pybase64", "pydantic==2.14.3", "pydantic-core==2.50.4", "python-json-logger",
     "pyzmq", "referencing", "rpds-py", "setproctitle", "sniffio", "distro", "starlette", "typing-inspection",
-    "apache-tvm-ffi==0.1.9", "xgrammar==0.2.1",
+    "apache-tvm-ffi>=0.1.10", "xgrammar==0.2.9",
 )  # fmt: skip
 _IMPORTS = """
 import vllm
