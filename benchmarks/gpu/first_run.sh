@@ -37,7 +37,7 @@ while [ $# -gt 0 ]; do
     shift
 done
 total="${total:-$([ -n "$toy" ] && echo 1800 || echo 540)}"
-# Of the total, for packing at the end.
+# The rest of the total is for packing at the end.
 deadline=$((total - 10))
 
 python="${PYTHON:-python3}"

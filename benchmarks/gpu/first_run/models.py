@@ -1,7 +1,7 @@
 """Whole models: decodes of 1, 8, 64 and 256 rows by graphs, prefills, a mixed step, and where their time goes.
 
-Three modules' worth of one: `models_fp8` and `models_bf16` beside this file name the variant, so that each has a
-process, and its memory, of its own. Checks come first, as in end_to_end, whose engine and measures these are.
+`models_fp8` and `models_bf16` beside this file name the variant, so that each has a process, and its memory, of its
+own. Checks come first, as in end_to_end, whose engine and measures these are.
 """
 
 from pathlib import Path
@@ -44,7 +44,7 @@ _SECONDS = 8.0
 
 
 def measure(report: Report, variant: Variant, *, toy: bool) -> None:
-    """Checks, times and profiles one variant; profiles go to files beside the working directory's `profiles/`."""
+    """Checks, times and profiles one variant; profiles go to files in the report's folder."""
     device = InterpretedDevice(memory_bytes=64 << 30) if toy else CudaDevice()
     sizes, limits = (TOY_SIZES, TOY_LIMITS) if toy else (_SIZES, _LIMITS)
     mixed = _TOY_MIXED if toy else _MIXED

@@ -7,6 +7,10 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 _KERNELS = ("e4m3_decode", "fp8_gemm_one_row", "int4_gemm", "prefill")
 
@@ -39,7 +43,7 @@ def main() -> int:
     return 0
 
 
-def _call(kernel: str, device: str, small: bool) -> "Callable[[], torch.Tensor]":  # noqa: F821
+def _call(kernel: str, device: str, small: bool) -> "Callable[[], torch.Tensor]":
     import torch
 
     from benchmarks.gpu.first_run.questions._decodes import Decode
@@ -53,7 +57,7 @@ def _call(kernel: str, device: str, small: bool) -> "Callable[[], torch.Tensor]"
         return Decode(batch=batch, context=context, cache_dtype=torch.float8_e4m3fn, device=device, toy=small).in_state(
             "now"
         )()
-    # Of Llama-3.1-8B's gate and up.
+    # Gate and up of Llama-3.1-8B.
     N, K = (130, 320) if small else (28672, 4096)
     x_MK = torch.randn(1, K, device=device, dtype=torch.bfloat16)
     if kernel == "fp8_gemm_one_row":

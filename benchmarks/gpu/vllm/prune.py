@@ -22,7 +22,7 @@ _FLASH = re.compile(rb"hdim(\w+?)_(bf16|fp16|e4m3)_")
 class Entry:
     kind: int
     arch: int
-    # Of the payload in the file.
+    # The payload's bytes in the file.
     start: int
     end: int
 

@@ -14,7 +14,7 @@ from benchmarks.gpu.report import Report
 OP = "fp8_rows"
 _LAYERS = (("qkv", 6144, 4096), ("o", 4096, 4096), ("gate_up", 28672, 4096), ("down", 4096, 14336))
 _BATCH_SIZES = (1, 2, 4, 8, 16, 17, 32, 64, 65, 128, 256)
-# Of Mixtral-8x7B: experts of a token, hidden size and size of an expert.
+# Mixtral-8x7B: experts, those of a token, hidden size and size of an expert.
 _EXPERTS, _TOP_K, _HIDDEN, _SIZE = 8, 2, 4096, 14336
 _SECONDS = 3.0
 
