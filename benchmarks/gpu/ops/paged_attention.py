@@ -158,11 +158,11 @@ def _compare_e4m3_decodes(report: Report, batch: int, context: int) -> None:
     if not report.has_time(4.0):
         report.skip(OP, f"e4m3 decodes, {batch} x {context}", "no time left")
         return
-    case = Case.make(_LLAMA_8B, batch, 1, context, report.device, torch.float8_e4m3fn)
+    case = Case.make(LLAMA_8B, batch, 1, context, report.device, torch.float8_e4m3fn)
     expected = case.ours()
     for name, (tiles, pairs) in E4M3_DECODES.items():
         schedule = AttentionSchedule(
-            _LLAMA_8B, max_num_seqs=batch, max_context_len=context, cache_dtype=torch.float8_e4m3fn,
+            LLAMA_8B, max_num_seqs=batch, max_context_len=context, cache_dtype=torch.float8_e4m3fn,
             device=report.device, tiles=tiles, pairs=pairs,
         )  # fmt: skip
         schedule.update(case.query_starts, case.context_lens)
