@@ -1,6 +1,6 @@
 """Times what Python does to launch kernels, without a GPU: a driver of Triton takes the launches and drops them.
 
-    python -m benchmarks.gpu.launches [--triton]
+    python -m benchmarks.kernels.launches [--triton]
 
 prints microseconds of one launch by Octavo's code and by Triton's own, and of an eager decode step of small Llama
 models, per launch: of the whole step, and of a layer alone (from two numbers of layers). --triton: the step launches by
