@@ -29,7 +29,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Times vLLM with random weights.")
     parser.add_argument("variant", choices=_OPTIONS)
     variant = parser.parse_args().variant
-    from vllm import LLM  # pyright: ignore[reportMissingImports]
+    from vllm import LLM  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(_CONFIG))
@@ -52,7 +52,7 @@ def main() -> int:
 
 def _generate(llm: Any, num_rows: int, context: int, num_outputs: int) -> float:
     """Seconds of generating so many tokens for each of the rows."""
-    from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
+    from vllm import SamplingParams  # pyright: ignore[reportMissingImports, reportAttributeAccessIssue]
 
     prompts = [
         {"prompt_token_ids": [(row * 7919 + place) % 128000 for place in range(context)]} for row in range(num_rows)
