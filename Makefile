@@ -23,9 +23,12 @@ run: install ## start a local cluster of the small model, stream a first complet
 
 test: install ## run the whole test suite, or what ARGS names
 ifeq ($(ARGS),)
-	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(SERVING)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(COMPUTING)
-	@$(BIN)/python -m pytest $(COMPILING)
+	@failed=; \
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(SERVING) || failed="$$failed serving"; \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile $(COMPUTING) || \
+		failed="$$failed computing"; \
+	$(BIN)/python -m pytest $(COMPILING) || failed="$$failed compiling"; \
+	if [ -n "$$failed" ]; then echo "make test: failed groups:$$failed"; exit 1; fi
 else
 	@$(BIN)/python -m pytest $(ARGS)
 endif
