@@ -13,7 +13,7 @@ FAULTS = [
     Fault(
         # Row 0, because stale memory may hold any number, and the interpreter would then read anywhere.
         name="rows of padding are those of a request",
-        path="worker/gpu/engine.py",
+        path="worker/gpu/inputs.py",
         old="    arrays.rows_R[num_rows:size] = -1\n",
         new="    arrays.rows_R[num_rows:size] = 0\n",
         test="tests/worker/gpu_models/test_graphs.py::test_steps_in_graphs_say_and_write_what_steps_without_do",
