@@ -13,7 +13,7 @@
 #     parts.tar.gz    each part's output (PART.txt) and figures (PART.json), and profiles; packed anew every 10 s
 #
 # since a lent machine may give back no more than 8 files. PYTHON: the interpreter, default python3. PREPARED: what
-# prepare.sh filled, default .first_run. --fault PART kills that part after 2 s, to see what it does to the others. Exits
+# prepare.sh filled, default .first_run. --fault PART kills that part as it starts, to see what it does to the others. Exits
 # 1 if a part did not end well.
 set -u
 cd "$(dirname "$0")/../.."
@@ -106,7 +106,7 @@ run() {
     [ "$limit" -le "$left" ] || limit="$left"
     export LIMIT="$limit"
     if [ "$part" = "$fault" ]; then
-        timeout -s KILL 2 "$@" >"$work/$part.txt" 2>&1 </dev/null &
+        timeout -s KILL 0.2 "$@" >"$work/$part.txt" 2>&1 </dev/null &
     else
         timeout -k 5 "$limit" "$@" >"$work/$part.txt" 2>&1 </dev/null &
     fi

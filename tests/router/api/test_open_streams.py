@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import tempfile
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -21,18 +22,20 @@ _WATCH = health_pb2.HealthCheckRequest()
 
 @contextlib.asynccontextmanager
 async def serving(most_streams: int) -> AsyncIterator[list[str]]:
-    """A server with the interceptors of a router without keys, at two addresses: gRPC may share a connection between
-    channels of one."""
+    """A server with the interceptors of a router without keys, at two addresses of different kinds: what connects to
+    one can't look like what connects to the other."""
     receiving = Receiving(max_message_bytes=2**20, max_total_bytes=2**24)
     server = grpc.aio.server(interceptors=[receiving, OpenStreams(most_streams)])
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)  # type: ignore[attr-defined]
     add_reflection(server)
-    ports = [server.add_insecure_port("127.0.0.1:0") for _ in range(2)]
-    await server.start()
-    try:
-        yield [f"127.0.0.1:{port}" for port in ports]
-    finally:
-        await server.stop(0)
+    with tempfile.TemporaryDirectory() as folder:
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.add_insecure_port(f"unix:{folder}/socket")
+        await server.start()
+        try:
+            yield [f"127.0.0.1:{port}", f"unix:{folder}/socket"]
+        finally:
+            await server.stop(0)
 
 
 def _stub(kind: Any, channel: grpc.aio.Channel) -> Any:
