@@ -10,7 +10,7 @@ from worker.model_config import ModelConfig, RopeConfig, SamplingDefaults
 from worker.models.library.classes import RefusedError
 from worker.models.library.config import library_config
 from worker.models.registry import ARCHITECTURES, family_of, gguf_family_of
-from worker.models.rope import yarn
+from worker.models.rope import positive_number, yarn
 
 # What computes a model: an own family; the modules of transformers; or auto: an own family if there is one.
 ModelImpl = Literal["auto", "octavo", "transformers"]
@@ -198,9 +198,13 @@ def _gguf_rope(get: Any, freq_factors: tuple[float, ...] | None) -> RopeConfig:
     scaling = get("rope.scaling.type", "none")
     if scaling == "none":
         return RopeConfig(theta=theta, freq_factors=freq_factors)
-    if scaling == "linear":
-        return RopeConfig(theta=theta, scaling="linear", factor=get("rope.scaling.factor"), freq_factors=freq_factors)
-    if scaling == "yarn":
-        original = get("rope.scaling.original_context_length")
-        return yarn(theta=theta, factor=get("rope.scaling.factor"), original_max_position_embeddings=original)
+    try:
+        if scaling == "linear":
+            factor = positive_number(get("rope.scaling.factor"), "factor")
+            return RopeConfig(theta=theta, scaling="linear", factor=factor, freq_factors=freq_factors)
+        if scaling == "yarn":
+            original = get("rope.scaling.original_context_length")
+            return yarn(theta=theta, factor=get("rope.scaling.factor"), original_max_position_embeddings=original)
+    except TypeError as error:
+        raise ValueError(f"rope.scaling.type={scaling!r}: {error}") from None
     raise ValueError(f"rope.scaling.type={scaling!r} is not supported; none, linear and yarn are")

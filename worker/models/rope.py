@@ -57,28 +57,29 @@ def rope_from_config_json(raw: Mapping[str, Any], *, is_partial: bool = False) -
     if scaling == "default":
         return RopeConfig(theta=theta)
 
-    original = settings.get("original_max_position_embeddings") or raw.get("max_position_embeddings", 0)
+    original = settings.get("original_max_position_embeddings") or raw.get("max_position_embeddings")
     factor = settings.get("factor")
-    if factor is None and scaling == "yarn":
-        factor = raw["max_position_embeddings"] / original
     try:
+        if factor is None and scaling == "yarn":
+            longest = _tokens(raw.get("max_position_embeddings"), "max_position_embeddings")
+            factor = longest / _tokens(original, "original_max_position_embeddings")
         if scaling == "linear":
-            return RopeConfig(theta=theta, scaling=scaling, factor=_number(factor, "factor"))
+            return RopeConfig(theta=theta, scaling=scaling, factor=positive_number(factor, "factor"))
         if scaling == "llama3":
             return RopeConfig(
                 theta=theta,
                 scaling=scaling,
-                factor=_number(factor, "factor"),
-                original_max_position_embeddings=int(original),
-                low_freq_factor=_number(settings.get("low_freq_factor"), "low_freq_factor"),
-                high_freq_factor=_number(settings.get("high_freq_factor"), "high_freq_factor"),
+                factor=positive_number(factor, "factor"),
+                original_max_position_embeddings=_tokens(original, "original_max_position_embeddings"),
+                low_freq_factor=positive_number(settings.get("low_freq_factor"), "low_freq_factor"),
+                high_freq_factor=positive_number(settings.get("high_freq_factor"), "high_freq_factor"),
             )
         if scaling == "dynamic":
-            context = int(raw["max_position_embeddings"])
+            context = _tokens(raw.get("max_position_embeddings"), "max_position_embeddings")
             return RopeConfig(
                 theta=theta,
                 scaling=scaling,
-                factor=_number(factor, "factor"),
+                factor=positive_number(factor, "factor"),
                 original_max_position_embeddings=context,
                 length=context,
             )
@@ -86,8 +87,8 @@ def rope_from_config_json(raw: Mapping[str, Any], *, is_partial: bool = False) -
             return _longrope(raw, settings, theta)
         return yarn(
             theta=theta,
-            factor=_number(factor, "factor"),
-            original_max_position_embeddings=int(original),
+            factor=factor,
+            original_max_position_embeddings=original,
             beta_fast=settings.get("beta_fast"),
             beta_slow=settings.get("beta_slow"),
             truncate=bool(settings.get("truncate", True)),
@@ -119,19 +120,19 @@ def ropes_by_type(raw: Mapping[str, Any], theta: float, local_theta: float) -> t
 
 def _longrope(raw: Mapping[str, Any], settings: Mapping[str, Any], theta: float) -> RopeConfig:
     """LongRoPE (arXiv 2402.13753), with the attention factor of Phi-3's authors, which depends on both contexts."""
-    context = int(raw["max_position_embeddings"])
+    context = _tokens(raw.get("max_position_embeddings"), "max_position_embeddings")
     said = raw.get("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
-    original = int(said or context)
+    original = _tokens(said or context, "original_max_position_embeddings")
     attention_factor = settings.get("attention_factor")
     if attention_factor is None:
-        stretched = _number(settings.get("factor") or context / original, "factor")
+        stretched = positive_number(settings.get("factor") or context / original, "factor")
         attention_factor = math.sqrt(1 + math.log(stretched) / math.log(original)) if stretched > 1 else 1.0
     short, long = (_factors(settings.get(name), name, rope_dims(raw) // 2) for name in ("short_factor", "long_factor"))
     return RopeConfig(
         theta=theta,
         scaling="longrope",
         original_max_position_embeddings=original,
-        attention_factor=_number(attention_factor, "attention_factor"),
+        attention_factor=positive_number(attention_factor, "attention_factor"),
         short_factors=short,
         long_factors=long,
         length=context,
@@ -141,8 +142,8 @@ def _longrope(raw: Mapping[str, Any], settings: Mapping[str, Any], theta: float)
 def yarn(
     *,
     theta: float,
-    factor: float,
-    original_max_position_embeddings: int,
+    factor: Any,
+    original_max_position_embeddings: Any,
     beta_fast: float | None = None,
     beta_slow: float | None = None,
     truncate: bool = True,
@@ -150,7 +151,12 @@ def yarn(
     mscale: float | None = None,
     mscale_all_dim: float | None = None,
 ) -> RopeConfig:
-    """Returns a YaRN RopeConfig (arXiv 2309.00071), with its authors' defaults for each argument that is None."""
+    """Returns a YaRN RopeConfig (arXiv 2309.00071), with its authors' defaults for each argument that is None.
+
+    factor and original_max_position_embeddings are as a file has them. Raises TypeError if they are no such numbers.
+    """
+    factor = positive_number(factor, "factor")
+    original = _tokens(original_max_position_embeddings, "original_max_position_embeddings")
     if attention_factor is None:
         if mscale and mscale_all_dim:
             attention_factor = yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim)
@@ -160,7 +166,7 @@ def yarn(
         theta=theta,
         scaling="yarn",
         factor=factor,
-        original_max_position_embeddings=original_max_position_embeddings,
+        original_max_position_embeddings=original,
         beta_fast=beta_fast or 32.0,
         beta_slow=beta_slow or 1.0,
         truncate=truncate,
@@ -176,10 +182,18 @@ def yarn_mscale(factor: float, mscale: float) -> float:
 def _factors(value: Any, name: str, count: int) -> tuple[float, ...]:
     if not isinstance(value, list) or len(value) != count:
         raise TypeError(f"{name}={value!r}: a list of {count} numbers is expected, one for each pair that rope rotates")
-    return tuple(_number(number, name) for number in value)
+    return tuple(positive_number(number, name) for number in value)
 
 
-def _number(value: Any, name: str) -> float:
-    if not isinstance(value, int | float):
-        raise TypeError(f"{name}={value!r} is not a number")
+def positive_number(value: Any, name: str) -> float:
+    """Raises TypeError if it is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise TypeError(f"{name}={value!r} is not a number above 0")
     return float(value)
+
+
+def _tokens(value: Any, name: str) -> int:
+    """A length of sequences."""
+    if (number := positive_number(value, name)) < 2:
+        raise TypeError(f"{name}={value!r}: a context has at least 2 tokens")
+    return int(number)

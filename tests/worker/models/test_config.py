@@ -79,6 +79,14 @@ def test_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
     assert ours.attention_factor == pytest.approx(magnitude)
 
 
+@pytest.mark.parametrize("scaling", ["dynamic", "llama3", "longrope", "yarn"])
+@pytest.mark.parametrize("context", [{}, {"max_position_embeddings": 0}, {"max_position_embeddings": 1}])
+def test_a_scaling_without_a_context_is_refused(scaling: str, context: dict[str, Any]) -> None:
+    rope = {"rope_type": scaling, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    with pytest.raises(ValueError, match=f"rope_type='{scaling}': (original_)?max_position_embeddings=(None|0|1)"):
+        rope_from_config_json({"rope_parameters": rope, **context})
+
+
 def test_windows_by_layer(tmp_path: Path) -> None:
     qwen = CONFIG | {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 16, "max_window_layers": 3}
     assert _read(tmp_path, qwen).layer_windows == (0, 0, 0, 0)
@@ -99,6 +107,11 @@ def test_windows_by_layer(tmp_path: Path) -> None:
         ({"rope_parameters": {"rope_type": "proportional"}}, "rope_type='proportional'.*yarn"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type='longrope': short_factor=None"),
         ({"rope_scaling": {"type": "linear"}}, "factor=None"),
+        ({"rope_scaling": {"type": "linear", "factor": True}}, "factor=True is not a number above 0"),
+        ({"rope_scaling": {"type": "yarn", "factor": 0}}, "factor=0 is not a number above 0"),
+        ({"rope_scaling": {"type": "yarn", "factor": 1e400}}, "factor=inf is not a number above 0"),
+        ({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": -8}}, "embeddings=-8 is not"),
+        ({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": "8k"}}, "embeddings='8k' is not"),
         ({"num_key_value_heads": 3}, "num_kv_heads=3"),
         ({"head_dim": 15}, "head_size is 15: it must be even"),
         ({"vocab_size": 0}, "vocab_size is 0: it must be at least 1"),
