@@ -262,8 +262,8 @@ class Connection(HttpToolsProtocol):
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.pause_reading()
-        self._stop_timer()
-        self._timer = self.loop.call_later(LINGER_S, self._close)
+        # Whatever else may stop the other timer: nothing that the client does shows while nothing is read.
+        self.loop.call_later(LINGER_S, self._close)
 
     # --- The timer
 
@@ -283,7 +283,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _close(self) -> None:
-        self._timer = None
+        self._stop_timer()
         if self.transport.get_write_buffer_size():
             self._await_reader()
         self.transport.close()

@@ -176,6 +176,25 @@ def test_tiny_segments_are_pieces_too() -> None:
         counts.add(1, 1)
 
 
+async def test_a_refused_connection_ends_also_if_its_request_has_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One read has the headers, for which a task is made, and what is refused. Its client leaves, which does not show
+    while nothing is read."""
+    monkeypatch.setattr(connection, "LINGER_S", 0.05)
+    lost, connection_lost = asyncio.Event(), connection.Connection.connection_lost
+
+    def note(self: connection.Connection, exc: Exception | None) -> None:
+        connection_lost(self, exc)
+        lost.set()
+
+    monkeypatch.setattr(connection.Connection, "connection_lost", note)
+    async with serving() as (_, port), asyncio.timeout(WAIT_S):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(_CHUNKED + chunks(1, 2 * FREE_PIECES))
+        await writer.drain()
+        writer.close()
+        await lost.wait()
+
+
 async def test_a_turn_of_the_loop_begins_reads_for_so_long_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framing, "READS_S", -1.0)
     loop = asyncio.get_running_loop()
