@@ -46,7 +46,7 @@ class _Giver(threading.Thread):
         left = resident_bytes()
         gave = size - left
         log.debug("gave %d of %d bytes back", gave, size)
-        # What lives is not looked for again and again.
+        # If most of it is in use, the next look may wait longer.
         self.wait_s = _EVERY_S if gave > _GROWTH * size else min(2 * self.wait_s, _MOST_SELDOM_S)
 
 

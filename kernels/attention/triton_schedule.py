@@ -15,7 +15,7 @@ import triton.language as tl
 
 from kernels.kv_cache.layout import HeadShape
 from kernels.triton_common.device import arch_of
-from kernels.triton_common.integers import cdiv
+from kernels.triton_common.integers import cdiv, next_power_of_2
 from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import PairForm
 
@@ -78,8 +78,10 @@ def decode_tiles(
     loads while the other reduces, with as many tiles in flight as fit. most_queries: of a row that decodes, with its
     drafts; as far as they fit, one tile has them all, so that their keys and values are read once."""
     head_size = padded(heads.head_size)
-    with_drafts = min(_power_of_two(heads.group_size * most_queries), _MOST_DRAFT_LANES[arch])
-    lanes = max(_INVARIANT_LANES[arch] if batch_invariant else _MIN_LANES, _power_of_two(heads.group_size), with_drafts)
+    with_drafts = min(next_power_of_2(heads.group_size * most_queries), _MOST_DRAFT_LANES[arch])
+    lanes = max(
+        _INVARIANT_LANES[arch] if batch_invariant else _MIN_LANES, next_power_of_2(heads.group_size), with_drafts
+    )
     token_bytes = 2 * head_size * cache_dtype.itemsize
     is_e4m3 = cache_dtype.itemsize == 1
     # One and two warp groups have no registers for more than 64 tokens with 64 lanes, or 32 tokens of 256 numbers, or
@@ -125,7 +127,7 @@ def prefill_tiles(heads: HeadShape, cache_dtype: torch.dtype, arch: int, *, has_
         lanes = 128 if head_size <= 128 else 64
         narrow = head_size > 64 and (arch == 89 or has_chunks)
         tokens = 32 if narrow or head_size > 128 or cache_dtype.itemsize == 1 else 64
-    lanes = max(lanes, _power_of_two(heads.group_size))
+    lanes = max(lanes, next_power_of_2(heads.group_size))
     room = _SHARED_PER_BLOCK[arch] - lanes * head_size * 2 - (4 << 10)
     buffers = 2 if room >= 2 * 2 * tokens * head_size * cache_dtype.itemsize else 1
     return Tiles(lanes, tokens, 8, _stages(buffers, lanes, arch), 1)
@@ -133,10 +135,6 @@ def prefill_tiles(heads: HeadShape, cache_dtype: torch.dtype, arch: int, *, has_
 
 def _stages(buffers: int, lanes: int, arch: int) -> int:
     return 2 * max(buffers, 1) + (-1 if arch == 90 and lanes >= _WGMMA_LANES else 1)
-
-
-def _power_of_two(number: int) -> int:
-    return 1 << (number - 1).bit_length()
 
 
 # A context is read in one pass if its length is at most 1/4 of what an average program reads: then the last pass to end

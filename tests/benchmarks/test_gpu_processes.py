@@ -14,7 +14,7 @@ from tests.support.gpu.gpu import DEVICE
 from tests.support.repository import ROOT
 
 _FIRST = "def run(report, *, toy):\n    report.row('first', 'case', 'way', 1.0)\n"
-# What a capture that failed did on 2026-11-26: later users of random numbers fail, in the same process.
+# Does what a failed capture did on 2026-11-26: later users of random numbers fail, in the same process.
 _POISONED = """
 import os, torch
 def run(report, *, toy):

@@ -1,4 +1,4 @@
-"""What Python does for a launch, counted with a driver that launches nothing, in a process that does not interpret."""
+"""Counts what Python does for a launch, with a driver that launches nothing, in a process that does not interpret."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What the machine is, and its ceilings: copies and reads by kernels, and a bf16 product of random numbers."""
+"""The machine and its ceilings: copies and reads by kernels, and a bf16 product of random numbers."""
 
 import importlib.metadata
 import shutil

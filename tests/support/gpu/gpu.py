@@ -16,5 +16,5 @@ def gpu_device() -> Device:
 
 
 def host_rows(query_starts: torch.Tensor, context_lens: torch.Tensor) -> HostRows:
-    """What a host that made the step knows of its rows."""
+    """The rows of a step, as the host that made it knows them."""
     return HostRows(query_starts.diff().cpu().numpy(), context_lens.cpu().numpy())

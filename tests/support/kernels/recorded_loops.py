@@ -1,4 +1,4 @@
-"""What the loops around tensor cores may cost: a table, recorded with all Triton versions that are supported.
+"""The most that loops around tensor cores may cost: a table, recorded with all Triton versions that are supported.
 
 `python -m benchmarks.kernels.triton_versions --record` writes it anew. A build that is not in the table fails.
 """

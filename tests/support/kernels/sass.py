@@ -92,7 +92,7 @@ def _loop(names: Sequence[str]) -> Loop:
 
 
 def flaws(loops: Sequence[Loop], *, plain_loads: int = 0) -> list[str]:
-    """What is slow in innermost loops. plain_loads: those that a loop around tensor cores may have."""
+    """Returns what is slow in innermost loops. plain_loads: those that a loop around tensor cores may have."""
     found: list[str] = []
     for loop in loops:
         if loop.spills:
