@@ -22,8 +22,7 @@ _WATCH = health_pb2.HealthCheckRequest()
 
 @contextlib.asynccontextmanager
 async def serving(most_streams: int) -> AsyncIterator[list[str]]:
-    """A server with the interceptors of a router without keys, at two addresses of different kinds: what connects to
-    one can't look like what connects to the other."""
+    """A server with the interceptors of a router without keys, at two addresses."""
     receiving = Receiving(max_message_bytes=2**20, max_total_bytes=2**24)
     server = grpc.aio.server(interceptors=[receiving, OpenStreams(most_streams)])
     health_pb2_grpc.add_HealthServicer_to_server(health.aio.HealthServicer(), server)  # type: ignore[attr-defined]

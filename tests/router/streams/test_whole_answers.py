@@ -44,7 +44,8 @@ def test_what_is_refused_for_its_own_reason_or_not_known_yet_is_not_refused_here
     assert not _refusal({"n": 64, "max_tokens": 2048, "logprobs": ALL_LOGPROBS})
 
 
-def test_callers_share_the_room_as_their_answers_grow() -> None:
+async def test_callers_share_the_room_as_their_answers_grow() -> None:
+    # In a task, so that no other test runs as this caller.
     answers = WholeAnswers(4 * _MIB)
     set_caller(Identity(tenant="one"))
     one = answers.begin((), 0)

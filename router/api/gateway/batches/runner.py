@@ -197,13 +197,19 @@ class Runner:
             claim.release()
 
     async def _pause(self, claim: Claim, batch: Batch, pause: _Pause, seconds: float) -> None:
-        """Leaves a batch alone for a while, and puts it behind all others of its tenant."""
+        """Leaves a batch alone for a while, and puts it behind all others of its tenant, also if its record can't be
+        read. One without a record keeps its place: that tells how long it has had none."""
         pause.until = asyncio.get_running_loop().time() + seconds
-        with contextlib.suppress(StoreError):
+        try:
             record = await self._store.run(batch.read)
-            if record is not None:
-                pause.expires_at = record.expires_at
-                await self._store.run(claim.put_back)
+        except StoreError:
+            pass
+        else:
+            if record is None:
+                return
+            pause.expires_at = record.expires_at
+        with contextlib.suppress(StoreError):
+            await self._store.run(claim.put_back)
 
     async def _note_failure(self, batch: Batch, error: Exception) -> int:
         """Counts a pass that ended unexpectedly, and ends the batch after too many. Returns how many came before it."""
