@@ -253,9 +253,7 @@ class SchedulerServer:
         order = commands.CancelRequest(request_id=request.request_id)
         self._mailbox.put(order)
         attempt = await admin.answer_of(order.answer, context)
-        return inference_pb2.CancelResponse(
-            cancelled=attempt is not None, attempt=(attempt or 0) >> RESUBMISSION_BITS
-        )
+        return inference_pb2.CancelResponse(cancelled=attempt is not None, attempt=(attempt or 0) >> RESUBMISSION_BITS)
 
     async def _routers(
         self, request: scheduler_pb2.RoutersRequest, context: grpc.aio.ServicerContext

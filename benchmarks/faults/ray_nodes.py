@@ -149,9 +149,7 @@ def _run(arguments: argparse.Namespace, began: float, cluster: Any, node: Any, l
     }
 
 
-def _kill_again_and_again(
-    arguments: argparse.Namespace, began: float, log: Log, undisturbed: Tokens
-) -> dict[str, Any]:
+def _kill_again_and_again(arguments: argparse.Namespace, began: float, log: Log, undisturbed: Tokens) -> dict[str, Any]:
     killed = set[int]()
 
     def kill_all() -> None:

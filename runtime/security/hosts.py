@@ -90,4 +90,3 @@ def _matches(host: str, allowed: str) -> bool:
     if allowed.startswith("."):
         return host == allowed[1:] or host.endswith(allowed)
     return host == allowed
-

@@ -198,9 +198,7 @@ class _Servicer(SchedulerServicer):
     async def Routers(self, request: wire.RoutersRequest, context: grpc.aio.ServicerContext) -> wire.RoutersResponse:
         self._scheduler.num_asked += 1
         addresses = [session.peer_address for session in self._scheduler._sessions]
-        return wire.RoutersResponse(
-            peer_addresses=sorted({*addresses} - {""}), num_without_address=addresses.count("")
-        )
+        return wire.RoutersResponse(peer_addresses=sorted({*addresses} - {""}), num_without_address=addresses.count(""))
 
     async def Count(self, request: wire.CountRequest, context: grpc.aio.ServicerContext) -> wire.CountResponse:
         return self._scheduler.rate_counts.count(request)

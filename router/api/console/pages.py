@@ -95,4 +95,3 @@ def _check_caller(request: Request) -> None:
             f"the console shows everybody's requests: without API keys it answers this machine only, at localhost, not "
             f"{peer} at {request.url.hostname}; set api_keys_file, or forward the port (ssh -L)"
         )
-

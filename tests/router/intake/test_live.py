@@ -61,9 +61,7 @@ async def _cluster(directory: Path, num_routers: int = 2) -> AsyncIterator[tuple
     async with contextlib.AsyncExitStack() as running:
         await running.enter_async_context(running_schedulers(*schedulers))
         options: dict[str, Any] = {"runtime_dir": directory / "run"}
-        routers = [
-            await running.enter_async_context(running_router(addresses, **options)) for _ in range(num_routers)
-        ]
+        routers = [await running.enter_async_context(running_router(addresses, **options)) for _ in range(num_routers)]
         for server, _ in routers:
             await server.wait_ready()
         async with asyncio.timeout(TIMEOUT):
@@ -197,5 +195,3 @@ async def test_a_client_that_leaves_while_its_request_is_prepared_is_no_cancel(t
         while registry._preparing:  # noqa: ASYNC110 - nothing tells it
             await asyncio.sleep(0.01)
         assert not (await _cancel(router)).cancelled
-
-

@@ -252,9 +252,7 @@ async def test_an_answer_before_its_body_ends_the_connection(rest: bytes, monkey
 async def test_an_answer_before_its_large_body_arrives_whole() -> None:
     """A connection that is closed at once is reset, and the client never sees why."""
     async with serving() as (_, port):
-        got = await sent(
-            port, b"POST /ping HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % LARGE, bytes(LARGE)
-        )
+        got = await sent(port, b"POST /ping HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % LARGE, bytes(LARGE))
         assert got.endswith(b"pong")
 
 
