@@ -53,7 +53,7 @@ from router.telemetry.metrics import RouterMetrics, vllm_names
 from router.telemetry.requests import RequestTelemetry
 from router.text.tokenizer import Tokenizer
 from router.text.tokenizer_pool import TokenizerPool
-from runtime.grpc_setup.server import add_reflection, is_loopback, why_not_bound
+from runtime.grpc_setup.server import ANSWERS_PINGS, add_reflection, is_loopback, why_not_bound
 from runtime.process import most_connections
 from runtime.security.renewal import Renewed
 from runtime.security.tls import TlsFiles, add_port
@@ -227,8 +227,7 @@ class RouterServer:
                 ("grpc.max_allowed_incoming_connections", most_connections(options.max_connections)),
                 ("grpc.server_handshake_timeout_ms", 20_000),
                 ("grpc.max_connection_idle_ms", _IDLE_MS),
-                # Clients behind load balancers ping idle connections; the default takes that for an attack.
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+                ANSWERS_PINGS,
                 ("grpc.keepalive_permit_without_calls", 1),
                 # If a client's host vanishes, its blocks are freed after the first and one of the other times.
                 ("grpc.keepalive_time_ms", 30_000),

@@ -14,7 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from configs.options import Options
 from protos import inference_pb2, scheduler_pb2
 from protos.admin_pb2_grpc import add_AdminServicer_to_server
-from runtime.grpc_setup.server import add_reflection
+from runtime.grpc_setup.server import ANSWERS_PINGS, add_reflection
 from runtime.security.tls import TlsFiles, add_port
 from runtime.telemetry.tracing import Tracing
 from runtime.wire import PROTOCOL_VERSION, RESUBMISSION_BITS, SESSION_MESSAGE_BYTES
@@ -153,7 +153,7 @@ class SchedulerServer:
                 ("grpc.so_reuseport", 0),
                 ("grpc.max_receive_message_length", SESSION_MESSAGE_BYTES),
                 ("grpc.max_send_message_length", SESSION_MESSAGE_BYTES),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+                ANSWERS_PINGS,
                 ("grpc.keepalive_permit_without_calls", 1),
                 # If a router's host vanishes, its blocks are freed after the first and one of the other times.
                 ("grpc.keepalive_time_ms", 20_000),

@@ -14,8 +14,8 @@ from runtime.shares import SharedRoom
 
 # A watch takes 10 KiB. Connections get at most as many as are free.
 _MOST_STREAMS = 4096
-# Questions of one reflection stream; each costs as much as a call. Tools ask a few for each service.
-MOST_MESSAGES = 128
+# Questions of one reflection stream; each costs as much as a call. Tools ask one for each of some ten services.
+MOST_MESSAGES = 32
 _RETRY_S = 10.0
 _PREFIXES = (f"/{health.SERVICE_NAME}/", "/grpc.reflection.")
 

@@ -21,6 +21,7 @@ from router.api.gateway.answers import HeldEvents
 from router.api.grpc_errors import grpc_errors
 from router.intake.attach.attachments import Attachments
 from router.streams.outbox import bounded_reading, bounded_write
+from runtime.grpc_setup.server import ANSWERS_PINGS
 from runtime.process import private_directory
 from runtime.security.tls import add_port, is_unix
 
@@ -100,7 +101,9 @@ class PeerServer:
 
     async def start(self) -> None:
         """Listens, if it can: without a place to listen the router serves, but others do not find its streams."""
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0), ("grpc.max_send_message_length", -1)])
+        server = grpc.aio.server(
+            options=[("grpc.so_reuseport", 0), ("grpc.max_send_message_length", -1), ANSWERS_PINGS]
+        )
         add_PeersServicer_to_server(PeersService(self._attachments), server)
         try:
             self.address = self._listen(server)

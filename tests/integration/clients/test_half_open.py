@@ -10,6 +10,7 @@ import pytest
 from benchmarks.faults.grey.means.relay import Relays
 from octavo.client.connection import CHANNEL_OPTIONS
 from router.replicas.connection import CHANNEL_OPTIONS as SCHEDULER_CHANNEL_OPTIONS
+from runtime.grpc_setup.server import ANSWERS_PINGS
 from tests.support.ports import free_ports
 
 # The times of the options are divided by this. Then a ping and the wait for its answer take at most 4 s; they took 60
@@ -26,7 +27,7 @@ async def echo(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext
 @pytest.mark.parametrize("options", [CHANNEL_OPTIONS, SCHEDULER_CHANNEL_OPTIONS], ids=["client", "router"])
 async def test_a_half_open_connection_ends(options: Sequence[tuple[str, int]]) -> None:
     own, relayed = free_ports(1), free_ports(1)
-    server = grpc.aio.server(options=[("grpc.http2.min_recv_ping_interval_without_data_ms", 500)])
+    server = grpc.aio.server(options=[ANSWERS_PINGS])
     method = grpc.stream_stream_rpc_method_handler(echo)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("Test", {"Echo": method}),))
     server.add_insecure_port(f"127.0.0.1:{own}")
