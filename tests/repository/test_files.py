@@ -10,9 +10,9 @@ from tests.support.repository import ROOT, files, is_generated, name
 
 SOURCES = (".py", ".cpp", ".h", ".sh", ".proto", ".yaml", ".yml", ".toml")
 DOCUMENTS = sorted([*(ROOT / "docs").rglob("*.md"), *ROOT.glob("*.md")])
-MAX_LINES = 400
+MAX_LINES = 600
 # A longer file must say at its top, in a comment or docstring, why it is still one subject.
-LONG_FILE_REASON = re.compile(r"Longer than 400 lines because .{20,}", re.S)
+LONG_FILE_REASON = re.compile(r"Longer than [46]00 lines because .{20,}", re.S)
 
 # Folders of one machine. In pieces, so that the pattern does not match this file.
 MACHINE_PATHS = re.compile("|".join(rf"(?<![\w.$~}}/-])/{folder}/" for folder in ("work", "root", "home", "tmp")))
@@ -31,7 +31,7 @@ def test_a_file_has_one_subject_or_says_why_it_is_long():
         and len(lines := path.read_text().splitlines()) > MAX_LINES
         and not LONG_FILE_REASON.search("\n".join(lines[:20]))
     ]
-    assert not long, f"over {MAX_LINES} lines; split, or begin with 'Longer than 400 lines because ...': {long}"
+    assert not long, f"over {MAX_LINES} lines; split, or begin with 'Longer than 600 lines because ...': {long}"
 
 
 def test_no_file_names_a_folder_of_somebodys_machine():
