@@ -143,6 +143,8 @@ class StepCostMeter:
         measured."""
         bins, num_tokens = self._bins(plan), max(1, plan.num_tokens)
         number = _bin_of(num_tokens)
+        if (exactly := bins.get(number)) is not None and num_tokens <= _MOST_ALONE and exactly.num_tokens == num_tokens:
+            return self._pace * exactly.least
         below = bins.get(max((each for each in bins if each <= number), default=-1))
         above = bins.get(min((each for each in bins if each > number), default=-1))
         if below is None or above is None:

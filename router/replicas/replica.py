@@ -46,6 +46,8 @@ _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 2.0
 _HELD_S = 1.0
 # Cache events that are applied in one go, in 0.2 ms.
 _EVENTS_AT_ONCE = 256
+# Steps that complete say at most so often that they do. Requests that end are looked at as they do.
+_LOOK_S = 0.05
 # Why there is no Session, if nothing has come since it was opened. Routers are welcomed once the workers are ready,
 # which takes minutes for large models.
 _NO_WELCOME = "connected, not welcomed yet: its workers are not ready, or it hangs"
@@ -118,6 +120,8 @@ class Replica:
         # Why there is no Session, for people.
         self._cause = "not connected yet" if self._connection.has_fixed_address else "its address is not known yet"
         self._since = time.monotonic()
+        # On the clock of the Session's Silence.
+        self._next_look = 0.0
 
     @property
     def channel(self) -> grpc.aio.Channel | None:
@@ -279,14 +283,18 @@ class Replica:
         try:
             async with Silence(self._options.silence_timeout) as silence:
                 while message is not EOF:
-                    was = self.usable, self.ready
-                    with silence.suspended():
-                        await self._take_in(session, message)
-                    self._observe(session, message, silence.awake_now)
-                    if (self.usable, self.ready) != was:
+                    load = session.load
+                    was = load.draining, load.paused, load.workers_ready
+                    silence.suspend()
+                    await self._take_in(session, message)
+                    awake_now = silence.begin()
+                    if awake_now >= self._next_look or message.outputs.finishes or message.HasField("welcome"):
+                        self._observe(session, message, awake_now)
+                        self._next_look = awake_now + _LOOK_S
+                    load = session.load
+                    if (load.draining, load.paused, load.workers_ready) != was:
                         self._note_change()
                     message = await call.read()
-                    silence.end()
             cause = f"the Session ended, {(await call.code()).name}: {await call.details()}"
         except SessionError as error:
             cause = f"sent a message that breaks the protocol: {error}"
@@ -318,7 +326,7 @@ class Replica:
             yield
 
     def _open(self, session: Session) -> None:
-        self.session, self._progress = session, Progress(self._options.stall_timeout)
+        self.session, self._progress, self._next_look = session, Progress(self._options.stall_timeout), 0.0
         self._note_abilities(session.welcome)
         model = session.welcome.model
         if self._prefix_index is not None:

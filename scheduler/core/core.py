@@ -134,10 +134,17 @@ class Core:
 
     def expire(self, now: float) -> list[SequenceEnd]:
         """Cancels every sequence whose deadline is not after `now`."""
+        if now < self._state.deadlines.first:
+            return []
         due = self._state.deadlines.take_due(now)
         return [end for group in due for end in self.cancel(group, None, now, cause="its deadline passed")]
 
     # --- Items
+
+    @property
+    def has_wanted_items(self) -> bool:
+        """True if `take_wanted_items` may return some."""
+        return bool(self._state.items.wanted)
 
     def take_wanted_items(self) -> list[WantedItem]:
         """Returns the items that the workers are to prepare, in this order. Call it after `submit` and `schedule`, once

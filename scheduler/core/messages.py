@@ -217,7 +217,7 @@ class PlannedRow:
     items: list[tuple[int, ItemSpan]] = field(default_factory=list)
 
 
-_NO_ROWS, _NO_INTS = np.zeros(0, np.uint16), np.zeros(0, np.int32)
+NO_ROWS, NO_INTS = np.zeros(0, np.uint16), np.zeros(0, np.int32)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -241,9 +241,9 @@ class Plan:
     decode_rows: np.ndarray
     # uint16: rows that compute their last token and num_drafts[i] drafts after it (int32, at least 1), the next ones of
     # draft_token_ids (int32). They come after the decodes.
-    rows_with_drafts: np.ndarray = field(default_factory=lambda: _NO_ROWS)
-    num_drafts: np.ndarray = field(default_factory=lambda: _NO_INTS)
-    draft_token_ids: np.ndarray = field(default_factory=lambda: _NO_INTS)
+    rows_with_drafts: np.ndarray = field(default_factory=lambda: NO_ROWS)
+    num_drafts: np.ndarray = field(default_factory=lambda: NO_INTS)
+    draft_token_ids: np.ndarray = field(default_factory=lambda: NO_INTS)
     # (row, tokens computed in this step) of the prefills, which come last in the batch.
     chunks: list[tuple[int, int]] = field(default_factory=list)
     # (row that samples, number of drafts that the workers' drafter proposes after its tokens).
@@ -260,19 +260,16 @@ class Plan:
     num_context_tokens: int = 0
     # Seconds that the step should take, if inter_token_latency_target limits its prefills; else 0. Not sent.
     predicted_seconds: float = 0.0
+    # Counted once, as each step asks for them ten times: the rows that decode, with drafts or without; the tokens of
+    # chunks; all tokens.
+    num_decodes: int = field(init=False)
+    num_prefill_tokens: int = field(init=False)
+    num_tokens: int = field(init=False)
 
-    @property
-    def num_tokens(self) -> int:
-        return self.num_decodes + len(self.draft_token_ids) + self.num_prefill_tokens
-
-    @property
-    def num_decodes(self) -> int:
-        """The number of rows that decode, with drafts or without."""
-        return len(self.decode_rows) + len(self.rows_with_drafts)
-
-    @property
-    def num_prefill_tokens(self) -> int:
-        return sum(count for _, count in self.chunks)
+    def __post_init__(self) -> None:
+        self.num_decodes = len(self.decode_rows) + len(self.rows_with_drafts)
+        self.num_prefill_tokens = sum([count for _, count in self.chunks]) if self.chunks else 0
+        self.num_tokens = self.num_decodes + len(self.draft_token_ids) + self.num_prefill_tokens
 
     @property
     def batch(self) -> list[tuple[int, int]]:

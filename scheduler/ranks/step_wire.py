@@ -48,7 +48,12 @@ class StepClock:
 
     def left(self, now: float) -> float:
         """Seconds until the steps in flight should have returned; 0 or less if they are late, or none are in flight."""
-        return sum(expected for _, _, expected in self._sent) - self.elapsed(now)
+        if not self._sent:
+            return 0.0
+        left = max(self._sent[0][1], self._last_return) - now
+        for _, _, expected in self._sent:
+            left += expected
+        return left
 
     def send(self, plan: Plan, now: float, expected: float = 0.0) -> None:
         """expected: the seconds that the step should take; 0 if that is not known."""

@@ -6,7 +6,7 @@ happened to its requests.
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import zmq
@@ -120,19 +120,23 @@ class Workers:
     def next_check(self, now: float) -> float:
         """The latest time to call `tick` next."""
         # While steps are computed, the epoch has nothing else to wait for.
-        due = self.epochs.cause_wait_ends if self.is_ready else self.epochs.next_check(now)
-        return min(now + 1.0, due, *self._liveness.probe_times[:1])
+        due = self.epochs.cause_wait_ends if self.epochs.is_ready else self.epochs.next_check(now)
+        if probes := self._liveness.probe_times:
+            due = min(due, probes[0])
+        return min(now + 1.0, due)
 
-    def receive(self, now: float) -> list[Event]:
-        """Handles all messages that have arrived."""
+    def receive(self, now: float, ready: Mapping[object, int]) -> list[Event]:
+        """Handles all messages that have arrived. ready: the sockets that have something, by a poll."""
         for _ in range(_MAX_MESSAGES):
             frames = self._socket.receive()
             if frames is None:
                 break
             self._handle(frames, now)
-        self._watch_connections(now)
-        self._begin_epoch_if_complete(now)
-        return self._take_events()
+        if self._socket.monitor in ready:
+            self._watch_connections(now)
+        if not self.epochs.is_open:
+            self._begin_epoch_if_complete(now)
+        return self._take_events() if self._events else []
 
     def tick(self, now: float) -> list[Event]:
         """Checks which ranks are alive. Call it about once a second and when `next_check` says so."""
@@ -153,12 +157,12 @@ class Workers:
 
     def send_plan(self, frame: bytes) -> list[Event]:
         """Sends every rank the same bytes; a rank that can't take them is lost."""
-        assert self.is_ready
+        assert self.epochs.is_ready
         for rank in self._membership.ranks.values():
             if why := self._socket.send_frame(rank.identity, frame):
                 self._lose(rank, f"does not take plans: {why}")
                 break
-        return self._take_events()
+        return self._take_events() if self._events else []
 
     @property
     def encoding_ranks(self) -> range:
@@ -226,9 +230,11 @@ class Workers:
             self._invalid.note(peer, f"{len(frames[1])} bytes that are not a WorkerToScheduler")
             return
         kind, ranks = message.WhichOneof("message"), self._membership.ranks
-        rank = next((each for each in ranks.values() if peer in (each.identity, each.previous_identity)), None)
-        if rank is not None:
-            rank.heard = now
+        rank = None
+        for each in ranks.values():
+            if peer in (each.identity, each.previous_identity):
+                rank, each.heard = each, now
+                break
         if kind == "hello" and peer.startswith(b"join-"):
             self._hear_hello(message.hello, peer, now)
         elif kind == "failure" and (rank is not None or peer.startswith(b"join-")):
@@ -273,7 +279,7 @@ class Workers:
         results_rank = self._membership.terms.results_rank
         if rank.rank != results_rank:
             self._invalid.note(rank.identity, f"a result, which only rank {results_rank} may send")
-        elif self.is_ready and result.epoch == self.epoch:
+        elif self.epochs.is_ready and result.epoch == self.epochs.number:
             if self.epochs.pause:
                 self.epochs.note_success()
             self._events.append(StepReturned(result=result))

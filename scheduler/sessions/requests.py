@@ -65,8 +65,10 @@ class Requests:
         """items: None if no items are taken. publish: called with all changes of the prefix cache."""
         self.items = ItemStore(ItemMemory(0)) if items is None else items
         self._sessions = Sessions()
-        self._ended: list[LiveGroup] = []
-        self._cache_watchers = CacheWatchers(publish)
+        # For `take_ended`; read only for callers.
+        self.ended: list[LiveGroup] = []
+        # None until a Session watches the cache.
+        self._cache_watchers = None if publish is None else CacheWatchers(publish)
         self._welcome: scheduler_pb2.Welcome | None = None
         # The load sent last, without last_group and what steps add to, whose growth alone is no reason to send.
         self._told: tuple[CoreLoad, bool, bool, scheduler_pb2.PauseMode, int] | None = None
@@ -109,6 +111,8 @@ class Requests:
             case commands.OpenSession():
                 self._sessions.open(command.session)
                 if command.watch_cache:
+                    if self._cache_watchers is None:
+                        self._cache_watchers = CacheWatchers()
                     self._cache_watchers.join(command.session)
             case commands.CloseSession():
                 self._close(command.session, now)
@@ -133,8 +137,9 @@ class Requests:
         for group in self._sessions.close(session):
             self._live_core.cancel(group.number, None, now, cause="its router's Session ended")
             self.items.unpin(group.number)
-            self._ended.append(group)
-        self._cache_watchers.leave(session)
+            self.ended.append(group)
+        if self._cache_watchers is not None:
+            self._cache_watchers.leave(session)
 
     def _submit(self, submit: commands.SubmitGroup, now: float) -> None:
         session, router_group = submit.session, submit.router_group
@@ -225,8 +230,8 @@ class Requests:
 
     def expire(self, now: float) -> None:
         """Ends sequences whose deadline has passed."""
-        if self._core is not None:
-            self.collect_ends(self._core.expire(now), cancel_reason=scheduler_pb2.CANCEL_REASON_DEADLINE)
+        if self._core is not None and (ends := self._core.expire(now)):
+            self.collect_ends(ends, cancel_reason=scheduler_pb2.CANCEL_REASON_DEADLINE)
 
     # --- Out
 
@@ -248,7 +253,8 @@ class Requests:
             else:
                 for session in np.unique(sessions).tolist():
                     self._sessions.outbox(session).add_columns(columns.take(np.flatnonzero(sessions == session)))
-        self.collect_ends(outputs.ends)
+        if outputs.ends:
+            self.collect_ends(outputs.ends)
 
     def collect_ends(
         self,
@@ -280,7 +286,7 @@ class Requests:
                 num_accepted_tokens=end.num_accepted_tokens,
             )
             if (ended := self._sessions.end(end.key)) is not None:
-                self._ended.append(ended)
+                self.ended.append(ended)
                 self.items.unpin(ended.number)
 
     def collect_prompt_logprobs(self, key: SequenceKey, frame: inference_pb2.PromptLogprobs) -> None:
@@ -299,7 +305,7 @@ class Requests:
 
     def take_ended(self) -> list[LiveGroup]:
         """Returns the groups that have ended since the last call."""
-        ended, self._ended = self._ended, []
+        ended, self.ended = self.ended, []
         return ended
 
     def take_messages(
@@ -311,19 +317,19 @@ class Requests:
         """
         if self._core is None or self._welcome is None:
             return []
-        for session, events in self._cache_watchers.take(self._core):
-            self._sessions.outbox(session).add_cache_events(events)
+        if self._cache_watchers is not None:
+            for session, events in self._cache_watchers.take(self._core):
+                self._sessions.outbox(session).add_cache_events(events)
         told = (self._core.load, workers_ready, self._is_draining, self._paused, len(self._sessions))
-        has_news, self._told = told != self._told, told
-        load = _load(*told)
-        load.last_step = steps.num_steps
-        load.step_seconds = steps.seconds
-        load.step_tokens = steps.num_tokens
-        load.step_context_tokens = steps.num_context_tokens
+        tells_all = repeat_load or told != self._told
+        self._told = told
+        load: scheduler_pb2.Load | None = None
         batch: list[tuple[int, list[Parcel]]] = []
         for session in self._sessions:
-            if session.is_welcomed and session.outbox.is_empty and not (has_news or repeat_load):
+            if not tells_all and session.is_welcomed and session.outbox.is_empty:
                 continue
+            if load is None:
+                load = _load(*told, steps)
             load.last_group = session.last_group
             parcels = session.outbox.take(load, None if session.is_welcomed else self._welcome)
             batch.append((session.number, parcels))
@@ -337,9 +343,18 @@ class Requests:
 
 
 def _load(
-    load: CoreLoad, workers_ready: bool, is_draining: bool, paused: scheduler_pb2.PauseMode, num_routers: int
+    load: CoreLoad,
+    workers_ready: bool,
+    is_draining: bool,
+    paused: scheduler_pb2.PauseMode,
+    num_routers: int,
+    steps: StepTotals,
 ) -> scheduler_pb2.Load:
     return scheduler_pb2.Load(
+        last_step=steps.num_steps,
+        step_seconds=steps.seconds,
+        step_tokens=steps.num_tokens,
+        step_context_tokens=steps.num_context_tokens,
         num_running=load.num_running,
         num_waiting=load.num_waiting,
         num_free_blocks=load.num_free_blocks,

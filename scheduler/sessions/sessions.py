@@ -111,23 +111,23 @@ class Outbox:
 
     def add_columns(self, columns: OutputColumns) -> None:
         """Adds the tokens of one step."""
-        sizes = _SEQUENCE_BYTES + _TOKEN_BYTES * columns.counts
+        sizes, num = _SEQUENCE_BYTES + _TOKEN_BYTES * columns.counts, len(columns.groups)
         for index, entries in columns.logprobs.items():
             sizes[index] += sum(_ENTRY_BYTES + _checked(entry).ByteSize() for entry in entries)
         ends = sizes.cumsum()
         start, before = 0, 0
-        while start < len(columns):
+        while start < num:
             # As many entries as the message has room for, but at least one if it is empty.
             end = int(np.searchsorted(ends, before + _LIMIT_BYTES - self._size, "right"))
             end = max(end, start + (not self._size))
             if end > start:
-                part = columns if end - start == len(columns) else columns.take(np.arange(start, end))
+                part = columns if end - start == num else columns.take(np.arange(start, end))
                 self._columns.append(part)
                 for index in sorted(part.logprobs):
                     self._message.outputs.logprobs.extend(map(_checked, part.logprobs[index]))
                 self._size += int(ends[end - 1]) - before
                 start, before = end, int(ends[end - 1])
-            if start < len(columns):
+            if start < num:
                 self._seal()
 
     def add_finish(
@@ -203,12 +203,11 @@ class Outbox:
         messages, self._full = self._full, []
         if welcome is not None:
             messages[0].welcome.CopyFrom(welcome)
-        first, *others = (message.SerializeToString() for message in messages)
         packed_load = b"" if load is None else scheduler_pb2.SchedulerMessage(load=load).SerializeToString()
-        return [
-            Parcel(body=first, load=packed_load, has_welcome=welcome is not None),
-            *(Parcel(body=each) for each in others),
-        ]
+        parcels = [Parcel(body=messages[0].SerializeToString(), load=packed_load, has_welcome=welcome is not None)]
+        for message in messages[1:]:
+            parcels.append(Parcel(body=message.SerializeToString()))
+        return parcels
 
     def _make_room(self, size: int) -> None:
         if self._size and self._size + size > _LIMIT_BYTES:

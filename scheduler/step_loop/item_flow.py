@@ -27,7 +27,8 @@ class ItemFlow:
         # None before the first epoch.
         self._core: Core | None = None
         self._epoch = 0
-        self._waiting: deque[WantedItem] = deque()
+        # Those that are not sent yet.
+        self.waiting: deque[WantedItem] = deque()
         # The ranks that have not answered yet, and the first error, by number.
         self._unanswered: dict[int, set[int]] = {}
         self._errors: dict[int, str] = {}
@@ -38,7 +39,7 @@ class ItemFlow:
 
     def void(self) -> None:
         """Forgets what was sent, because the epoch has ended. The core will want the items again."""
-        self._waiting.clear()
+        self.waiting.clear()
         self._unanswered.clear()
         self._errors.clear()
 
@@ -47,19 +48,19 @@ class ItemFlow:
         core = self._core
         if core is None or not self._workers.is_ready:
             return []
-        self._waiting.extend(core.take_wanted_items())
+        self.waiting.extend(core.take_wanted_items())
         events: list[Event] = []
-        for _ in range(len(self._waiting)):
+        for _ in range(len(self.waiting)):
             if events or len(self._unanswered) >= _MOST_UNANSWERED:
                 break
-            item = self._waiting.popleft()
+            item = self.waiting.popleft()
             data = self._requests.items.get(item.name)
             if not core.wants_item(item.number):
                 core.item_failed(item.number, "the requests that need it have ended", now)
                 continue
             if data is None:
                 # Its router has been asked for it.
-                self._waiting.append(item)
+                self.waiting.append(item)
                 continue
             self._unanswered[item.number] = set(self._workers.encoding_ranks)
             message = step_pb2.SchedulerToWorker(

@@ -33,6 +33,7 @@ class StepPipeline:
 
     def __init__(self, connections: Connections, requests: Requests, reports: Reports, *, step_timeout: float) -> None:
         self._workers, self._heartbeats = connections.workers, connections.heartbeats
+        self._epochs = connections.workers.epochs
         self._lockstep, self._awake = connections.lockstep, connections.awake
         self._requests, self._reports = requests, reports
         self._step_timeout = step_timeout
@@ -41,8 +42,8 @@ class StepPipeline:
         self._codec = StepCodec(0)
         self._clock = StepClock()
         self._costs = StepCostMeter()
-        # Outputs of the results since the last `take_outputs`.
-        self._outputs: list[StepOutputs] = []
+        # Those of the results since the last `take_outputs`; read only for callers.
+        self.outputs: list[StepOutputs] = []
         self._is_in_wave = False
 
     def begin_epoch(self, core: Core, epoch: int) -> None:
@@ -79,7 +80,7 @@ class StepPipeline:
         for key, frame in outcome.prompt_logprobs:
             self._requests.collect_prompt_logprobs(key, frame)
         began = time.monotonic()
-        self._outputs.append(self._core.apply(outcome.result, now))
+        self.outputs.append(self._core.apply(outcome.result, now))
         # The time of its plan is part of the step's.
         self._costs.note_scheduling(time.monotonic() - began, has_drafts=plan.has_drafts)
         if self._core.settings.speculation is not None and self._costs.may_have_news and (costs := self._costs.take()):
@@ -90,7 +91,7 @@ class StepPipeline:
         """Plans and sends steps until max_steps_in_flight are in flight or nothing more can run."""
         core = self._core
         events: list[Event] = []
-        while core is not None and self._workers.is_ready and not events:
+        while core is not None and self._epochs.is_ready and not events:
             began = time.monotonic()
             if self._time_to_plan(core, began) > began:
                 break
@@ -128,7 +129,8 @@ class StepPipeline:
                     lockstep.want_wave(step, now)
                 return None
         plan = core.schedule(now) if core.has_work else None
-        warn_of_preemptions(core.take_events(), self._requests.trace_id)
+        if preempted := core.take_events():
+            warn_of_preemptions(preempted, self._requests.trace_id)
         if lockstep is not None:
             plan = plan or core.schedule_empty()
             if plan is not None:
@@ -142,7 +144,7 @@ class StepPipeline:
 
     def take_outputs(self) -> list[StepOutputs]:
         """Returns the outputs of the results since the last call."""
-        outputs, self._outputs = self._outputs, []
+        outputs, self.outputs = self.outputs, []
         return outputs
 
     def overdue(self, now: float) -> str:

@@ -49,6 +49,8 @@ log = logging.getLogger("octavo.scheduler")
 Answer = TypeVar("Answer")
 
 _TICK_S = LONGEST_WAIT_S
+# The status that other threads read is at most this old while requests run, and new when none is left.
+_STATUS_S = 0.1
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +89,13 @@ class StepLoop(threading.Thread):
         self._requests = Requests(
             ItemStore(self.item_memory), None if self._kv_events is None else self._kv_events.publish
         )
-        self._pauses = Pauses(self._requests)
+        # None until the first pause.
+        self._pauses: Pauses | None = None
         # None until the workers of the first epoch report their blocks and limits.
         self._core: Core | None = None
         self._num_lost_with_workers = 0
-        self._next_tick = 0.0
+        self._next_tick = self._next_status = 0.0
+        self._is_status_old = False
         # The latest end of a drain; None if none was asked for.
         self._drain_deadline: float | None = None
         self._ending: Ending | None = None
@@ -171,7 +175,10 @@ class StepLoop(threading.Thread):
         now = time.monotonic()
         self.watched.begin()
         while self._ending is None:
-            until = min(self._next_tick, workers.next_check(now), self._pipeline.next_check(now))
+            check_at = min(self._next_tick, workers.next_check(now))
+            until = min(check_at, self._pipeline.next_check(now))
+            if self._is_status_old:
+                until = min(until, self._next_status)
             if lockstep is not None:
                 until = min(until, lockstep.next_check(now))
             ready = dict(poller.poll(max(0, math.ceil((until - now) * 1000))))
@@ -179,22 +186,26 @@ class StepLoop(threading.Thread):
             self._connections.awake.wake(now)
             self.watched.work(now)
             self.progress.turns += 1
-            events = workers.receive(now)
+            events = workers.receive(now, ready)
             if mailbox in ready:
                 for command in self._mailbox.take():
                     self._run_command(command, now)
             self._requests.expire(now)
-            self._handle(events, now)
+            if events:
+                self._handle(events, now)
             is_tick = now >= self._next_tick
-            if is_tick or now >= until:
+            if now >= check_at:
                 self._check(now)
             if lockstep is not None:
                 self._handle(lockstep.exchange(ready, now), now)
-            if not self._pauses.is_frozen:
-                self._handle(self._pipeline.schedule(), time.monotonic())
-            self._pauses.settle(self._core)
-            self._handle(self._items.send(now), time.monotonic())
-            self._send_messages(is_tick)
+            pauses = self._pauses
+            if (pauses is None or not pauses.is_frozen) and (events := self._pipeline.schedule()):
+                self._handle(events, time.monotonic())
+            if pauses is not None:
+                pauses.settle(self._core)
+            if self._items.waiting or (self._core is not None and self._core.has_wanted_items):
+                self._handle(self._items.send(now), time.monotonic())
+            self._send_messages(is_tick, now)
             if self._drain_deadline is not None:
                 self._end_drain_if_done(self._drain_deadline, now)
             now = time.monotonic()
@@ -219,6 +230,8 @@ class StepLoop(threading.Thread):
             case commands.CancelRequest():
                 _answer(command.answer, self._requests.cancel_request(command.request_id, now))
             case commands.Pause():
+                if self._pauses is None:
+                    self._pauses = Pauses(self._requests)
                 self._pauses.take(command, now)
             case commands.ResetPrefixCache():
                 _answer(command.answer, core.reset_prefix_cache() if core else 0)
@@ -326,20 +339,25 @@ class StepLoop(threading.Thread):
         for outputs in self._pipeline.take_outputs():
             self._requests.collect(outputs)
 
-    def _send_messages(self, repeat_load: bool) -> None:
-        """Sends the routers their messages and publishes the status."""
-        self._collect_outputs()
+    def _send_messages(self, is_tick: bool, now: float) -> None:
+        """Sends the routers their messages and publishes the status. is_tick: also to routers for which there is
+        nothing but the load."""
+        core = self._core
+        if self._pipeline.outputs:
+            self._collect_outputs()
         batch = self._requests.take_messages(
             steps=self._pipeline.totals,
-            workers_ready=self._connections.workers.is_ready,
-            repeat_load=repeat_load,
+            workers_ready=self._connections.workers.epochs.is_ready,
+            repeat_load=is_tick,
         )
-        if batch or repeat_load:
-            self._publish_status()
         if batch:
+            self._is_status_old = True
             self._front.deliver(batch)
-        if self._core is not None:
-            self._reports.note_ended(self._core, self._requests.take_ended())
+        if is_tick or (self._is_status_old and (now >= self._next_status or core is None or not core.has_work)):
+            self._publish_status()
+            self._is_status_old, self._next_status = False, now + _STATUS_S
+        if core is not None and self._requests.ended:
+            self._reports.note_ended(core, self._requests.take_ended())
 
     def _publish_status(self) -> None:
         core, workers, lockstep = self._core, self._connections.workers, self._connections.lockstep

@@ -110,7 +110,8 @@ class Reports:
         self.status = SchedulerStatus()
         self.metrics = SchedulerMetrics(lambda: self.status, options, replica)
         self._spans = None if tracing is None else RequestSpans(tracing, replica)
-        self._watch = StepWatch()
+        # None until somebody watches.
+        self._watch: StepWatch | None = None
         self._stats_log = StatsLog(enabled=not options.disable_log_stats, now=time.monotonic())
 
     def tick(self, now: float) -> None:
@@ -121,19 +122,23 @@ class Reports:
         """Reports a plan that was sent. began: the `now` that the core was given for it, on time.monotonic()."""
         self.metrics.schedule_duration.observe(time.monotonic() - began)
         self.metrics.step_tokens.observe(plan.num_tokens)
-        self._watch.note_sent(plan, began)
+        if self._watch is not None:
+            self._watch.note_sent(plan, began)
         if self._spans is not None:
             self._spans.note_sent(plan, began)
 
     def note_returned(self, step: int, seconds: float, now: float) -> None:
         """Reports the result of a step. seconds: the time that the workers took."""
         self.metrics.step_duration.observe(seconds)
-        self._watch.note_returned(step, seconds, now)
+        if self._watch is not None:
+            self._watch.note_returned(step, seconds, now)
         if self._spans is not None:
             self._spans.note_returned(step, now)
 
     def watch_steps(self, now: float) -> tuple[StepSeen, ...]:
         """Returns the latest steps, and notes further ones for a while."""
+        if self._watch is None:
+            self._watch = StepWatch()
         return self._watch.look(now)
 
     def note_ended(self, core: Core, groups: Iterable[LiveGroup]) -> None:

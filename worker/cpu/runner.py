@@ -108,6 +108,7 @@ class Runner:
         self._decodes = None if kernels is None else Decodes(kernels, rows, self._batch)
         self._without_others, self._max_steps_in_flight = without_others or Groups(), max_steps_in_flight
         model.groups = self._without_others
+        self._is_alone = model.groups.is_alone
         self._traffic = self._new_traffic()
         self._drafter = drafter
         self.items = items
@@ -129,6 +130,7 @@ class Runner:
         """See worker.step.runner.StepRunner."""
         self._model.groups.leave()
         self._model.groups = groups or self._without_others
+        self._is_alone = self._model.groups.is_alone
         self._share_items()
         self._traffic = self._new_traffic()
 
@@ -167,7 +169,8 @@ class Runner:
         """
         arrival = time.perf_counter()
         rows, traffic = self._rows, self._traffic
-        self._model.groups.begin_step(plan.step)
+        if not self._is_alone:
+            self._model.groups.begin_step(plan.step)
         if traffic is not None:
             expected = expected or traffic.expect(plan)
             traffic.settle(plan)
@@ -194,7 +197,7 @@ class Runner:
             self._model.incoming(len(stream_TE)).copy_(stream_TE)
         before_forward = time.perf_counter()
         is_last = traffic is None or traffic.is_last
-        if is_last:
+        if is_last and rows.sampling.constrained:
             begin_masks(rows, batch_rows.rows_N, batch_rows.num_drafts_N)
         scores = self._compute(batch_rows, result) if is_last else None
         hidden_TE = None if is_last else self._model.forward(self._batch, self._kv_cache)

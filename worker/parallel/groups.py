@@ -149,6 +149,11 @@ class Groups:
     # tensor group itself.
     experts: Group = _ALONE
 
+    @property
+    def is_alone(self) -> bool:
+        """True if no other rank computes with this one."""
+        return self.pipeline is None and self.tensor.size == self.data.size == self.experts.size == 1
+
     def begin_step(self, step: int) -> None:
         """Sets the step that error messages name."""
         for each in self._all:

@@ -1,9 +1,7 @@
 """Ends the wait for a peer's messages when it has been silent for too long, as far as this event loop was awake."""
 
 import asyncio
-import contextlib
 import math
-from collections.abc import Iterator
 from types import TracebackType
 
 from runtime.awake_time import AwakeTime
@@ -17,9 +15,9 @@ class Silence:
         async with Silence(10.0) as silence:  # raises TimeoutError
             while True:
                 message = await call.read()
-                silence.end()
-                with silence.suspended():
-                    await take_in(message)
+                silence.suspend()
+                await take_in(message)
+                silence.begin()
 
     After a stall of the event loop, timers run before the messages that have arrived meanwhile are read. So a stall
     counts as one tick at most: the messages are read long before the limit.
@@ -41,20 +39,17 @@ class Silence:
         self._awake.wake(now)
         return now - self._awake.stalled_s
 
-    def end(self) -> None:
-        """Notes a message: the silence before it has ended."""
-        self._began = self.awake_now
+    def suspend(self) -> None:
+        """Notes a message: the silence before it has ended, and none is counted until `begin`. While a message is taken
+        in, the next one may wait to be read."""
+        self._began = math.inf
         if self._timeout.when() is not None:
             self._timeout.reschedule(None)
 
-    @contextlib.contextmanager
-    def suspended(self) -> Iterator[None]:
-        """Counts no silence inside: a message is taken in, while the next one may wait to be read."""
-        self._began = math.inf
-        try:
-            yield
-        finally:
-            self._began = self.awake_now
+    def begin(self) -> float:
+        """Counts silence from now on. Returns `awake_now`."""
+        self._began = self.awake_now
+        return self._began
 
     async def __aenter__(self) -> "Silence":
         await self._timeout.__aenter__()

@@ -44,7 +44,8 @@ class Items:
         self.num_numbers = 0
         # False: there is nothing to do for a plan. Kept as a value, because every step looks at it.
         self.is_used = False
-        self._wanted: list[Item] = []
+        # For `take_wanted`; read only for callers.
+        self.wanted: list[Item] = []
         # Since the last plan, and in the plan being made. Numbers of items; the first as the keys.
         self._forgotten: dict[int, None] = {}
         self._dropped: list[int] = []
@@ -68,7 +69,7 @@ class Items:
         for item in list(self._items.values()):
             item.is_cached, item.input = False, ItemInput.ABSENT
             self._remove_if_unused(item)
-        self._wanted.clear()
+        self.wanted.clear()
         self._dropped.clear()
         self._encoded.clear()
         self._passed.clear()
@@ -150,11 +151,11 @@ class Items:
             item.input = ItemInput.PREPARED
             return
         item.input = ItemInput.ASKED
-        self._wanted.append(item)
+        self.wanted.append(item)
 
     def take_wanted(self) -> list[WantedItem]:
         """Returns the items that were asked for since the last call."""
-        wanted, self._wanted = self._wanted, []
+        wanted, self.wanted = self.wanted, []
         return [WantedItem(number=item.number, name=item.name, num_embeddings=item.num_embeddings) for item in wanted]
 
     def asked(self, number: int) -> Item | None:

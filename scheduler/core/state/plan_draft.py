@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.core.messages import Plan, PlannedRow
+from scheduler.core.messages import NO_INTS, NO_ROWS, Plan, PlannedRow
 from scheduler.core.state.request import Sequence
 from scheduler.core.state.running import StepInFlight
 
@@ -148,15 +148,22 @@ class PlanDraft:
         """
         rows, generations, positions = decodes
         # A decode reads as many tokens as the position of the token that it samples.
-        num_context_tokens = int(positions.sum()) + sum(sequence.num_computed_tokens for sequence, _ in self.chunks)
-        verified = self._with_drafts()
+        num_context_tokens = int(positions.sum())
+        chunks = self.chunks
+        if chunks:
+            num_context_tokens += sum(sequence.num_computed_tokens for sequence, _ in chunks)
+        verified = self._with_drafts() if self.forced else self.speculative
         if verified is not None:
             num_context_tokens += int(verified.positions.sum()) + len(verified.token_ids)
         plan = Plan(
             step=step,
             decode_rows=rows,
+            rows_with_drafts=NO_ROWS if verified is None else verified.rows,
+            num_drafts=NO_INTS if verified is None else verified.counts.astype(np.int32),
+            draft_token_ids=NO_INTS if verified is None else verified.token_ids,
             new_rows=self.new_rows,
             swapped_in=self.swapped_in,
+            chunks=[(sequence.row, count) for sequence, count in chunks] if chunks else [],
             num_context_tokens=num_context_tokens,
         )
         for sequence, generation, blocks in self._grown:
@@ -165,10 +172,10 @@ class PlanDraft:
                 plan.grown_rows.append(sequence.row)
                 plan.num_new_blocks.append(len(blocks))
                 plan.new_blocks += blocks
-        plan.trimmed_rows = [
-            (sequence.row, kept) for sequence, generation, kept in trimmed if sequence.generation == generation
-        ]
-        if not self.chunks and verified is None:
+        for sequence, generation, kept in trimmed:
+            if sequence.generation == generation:
+                plan.trimmed_rows.append((sequence.row, kept))
+        if not chunks and verified is None:
             awaited = StepInFlight(
                 step=step,
                 generations=generations,
@@ -178,11 +185,8 @@ class PlanDraft:
                 is_empty=not len(rows),
             )
             return plan, awaited
-        plan.chunks = [(sequence.row, count) for sequence, count in self.chunks]
         num_drafts = None
         if verified is not None:
-            plan.rows_with_drafts, plan.draft_token_ids = verified.rows, verified.token_ids
-            plan.num_drafts = verified.counts.astype(np.int32)
             num_drafts = np.append(np.zeros(len(rows), np.int64), verified.counts)
             generations = np.append(generations, verified.generations)
             rows, positions = np.append(rows, verified.rows), np.append(positions, verified.positions)
@@ -206,8 +210,6 @@ class PlanDraft:
             num_prefill_tokens=self.num_prefill_tokens,
         )
 
-    def _with_drafts(self) -> RowsWithDrafts | None:
-        if not self.forced:
-            return self.speculative
+    def _with_drafts(self) -> RowsWithDrafts:
         forced = RowsWithDrafts.of_forced(self.forced)
         return forced if self.speculative is None else forced.and_then(self.speculative)

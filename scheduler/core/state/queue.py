@@ -1,6 +1,7 @@
 """Admits requests or rejects them, bounds those that wait for their first run, and tracks deadlines."""
 
 import heapq
+import math
 
 from runtime.shares import SharedRoom
 from scheduler.core.messages import ANY_PRIORITY, CoreSettings, GroupRequest, Rejection, RejectReason
@@ -79,6 +80,8 @@ class Admission:
     @property
     def refused_tenants(self) -> tuple[tuple[str, int], ...]:
         """Tenants that have used up their share, each with the least priority number that is refused."""
+        if not self._weights:
+            return ()
         return tuple(
             (tenant, self._refused_priority(tenant))
             for tenant, weight in self._weights.items()
@@ -241,8 +244,11 @@ class Deadlines:
         self._deadlines: dict[int, float] = {}  # by group
         # Entries of groups that have ended are dropped when they reach the top, or once they are the majority.
         self._heap: list[tuple[float, int]] = []
+        # No group's deadline is before this.
+        self.first = math.inf
 
     def add(self, group: int, deadline: float) -> None:
+        self.first = min(self.first, deadline)
         self._deadlines[group] = deadline
         heapq.heappush(self._heap, (deadline, group))
 
@@ -259,4 +265,5 @@ class Deadlines:
             _, group = heapq.heappop(self._heap)
             if self._deadlines.pop(group, None) is not None:
                 due.append(group)
+        self.first = self._heap[0][0] if self._heap else math.inf
         return due

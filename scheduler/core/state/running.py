@@ -51,7 +51,10 @@ class Running:
     @property
     def num_prefill_tokens(self) -> int:
         """Known tokens of prefilling sequences that no plan computes yet."""
-        return sum(sequence.num_tokens - sequence.num_computed_tokens for sequence in self.prefilling)
+        total = 0
+        for sequence in self.prefilling:
+            total += sequence.num_tokens - sequence.num_computed_tokens
+        return total
 
     def num_known(self, sequence: Sequence) -> int:
         """The up-to-date num_tokens of a running sequence, decoding or not."""
@@ -187,7 +190,10 @@ class InFlight:
 
     @property
     def num_prefill_tokens(self) -> int:
-        return sum(awaited.num_prefill_tokens for awaited in self._awaited)
+        total = 0
+        for awaited in self._awaited:
+            total += awaited.num_prefill_tokens
+        return total
 
     def add(self, awaited: StepInFlight) -> None:
         self._awaited.append(awaited)
