@@ -47,7 +47,7 @@ _HELD_S = 1.0
 # Cache events that are applied in one go, in 0.2 ms.
 _EVENTS_AT_ONCE = 256
 # Steps that complete say at most so often that they do. Requests that end are looked at as they do.
-_LOOK_S = 0.05
+_LOOK_S = 0.25
 # Why there is no Session, if nothing has come since it was opened. Routers are welcomed once the workers are ready,
 # which takes minutes for large models.
 _NO_WELCOME = "connected, not welcomed yet: its workers are not ready, or it hangs"

@@ -33,6 +33,8 @@ from runtime.wire import SESSION_MESSAGE_BYTES, SESSION_PART_TOKENS
 _ITEM_PART_BYTES = SESSION_MESSAGE_BYTES - 4096
 # Entries of a message's columns, and sequences of a message, that are handled in one go: 0.1 to 0.3 ms.
 _ENTRIES_AT_ONCE, _SEQUENCES_AT_ONCE = 128, 32
+# A message of more than this is taken in slices: it may hold 100 sequences.
+_MOST_AT_ONCE_BYTES = 1024
 # Names of items that were sent last: others are sent again, which costs time only.
 _MOST_NAMES = 65_536
 
@@ -265,7 +267,12 @@ class Session:
     async def receive_in_slices(self, message: SchedulerMessage) -> None:
         """Takes in a message, and lets the event loop run in between: a message of 1 MiB has 110,000 tokens, which take
         0.3 s. The next message must wait until this call returns. Raises SessionError, as `receive`."""
-        await finish_in_slices(self._receive(message))
+        steps = self._receive(message)
+        if message.ByteSize() > _MOST_AT_ONCE_BYTES:
+            await finish_in_slices(steps)
+        else:
+            for _ in steps:
+                pass
 
     def _receive(self, message: SchedulerMessage) -> Iterator[None]:
         if message.HasField("welcome"):

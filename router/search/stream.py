@@ -146,7 +146,8 @@ class SearchStream(Stream):
         if (fewest := min(map(len, self._answers))) < search.num_needed:
             self.fail(Internal(f"the replica sent logprobs of {fewest} tokens: {search.num_needed} were asked for"))
             return
-        self._limits.spend_tokens(len(search.live))
+        if self._limits is not None:
+            self._limits.spend_tokens(len(search.live))
         search.advance(self._answers)
         if search.done:
             yield from self._deliver()

@@ -51,7 +51,7 @@ class Stream:
         self.placement = dispatcher.open(self)
         self.exact = True
         self._metrics = metrics
-        self._limits = limits
+        self._limits = limits if limits.are_any else None
         self._choices = choices
         self._cached_tokens: int | None = None
         # Speculation at all replicas that have told its end.
@@ -303,7 +303,8 @@ class Stream:
             self._note_first_token(now)
         self._last_token_at[choice] = now
         self._metrics.generation_tokens.inc(num_tokens)
-        self._limits.spend_tokens(num_tokens)
+        if self._limits is not None:
+            self._limits.spend_tokens(num_tokens)
 
     def _note_first_token(self, now: float) -> None:
         if self.first_token_at is None:

@@ -36,13 +36,13 @@ class SwapSpace:
     def __init__(self, kv_cache: KVCache, num_blocks: int, more_layers: Sequence[torch.Tensor] = ()) -> None:
         """Reserves address space; most systems commit a page of memory only when it is first written. more_layers: have
         the cache's block numbers and are swapped with it."""
-        self._kv_cache, self._layers = kv_cache, [*kv_cache.layers, *more_layers]
-        self.num_blocks = num_blocks
+        self._layers = [*kv_cache.layers, *more_layers]
+        self._last_block, self.num_blocks = kv_cache.num_blocks - 1, num_blocks
         self._hosts = [torch.empty((num_blocks, *layer.shape[1:]), dtype=layer.dtype) for layer in self._layers]
 
     def apply(self, plan: step_pb2.StepPlan) -> None:
         """Copies a plan's blocks out to the host, then others in. Raises PlanError before it copies anything."""
-        swaps = planned_swaps(plan, last_block=self._kv_cache.num_blocks - 1, num_host_blocks=self.num_blocks)
+        swaps = planned_swaps(plan, last_block=self._last_block, num_host_blocks=self.num_blocks)
         if swaps is None:
             return
         sources_out, targets_out = torch.from_numpy(swaps.out_blocks), torch.from_numpy(swaps.out_host_blocks)

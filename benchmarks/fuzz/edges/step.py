@@ -30,7 +30,7 @@ from scheduler.sockets import InvalidMessages
 from tests.fakes.fake_runner import fake_runner
 from tests.fakes.hash_runner import HashModel, HashRunner
 from worker.errors import PlanError
-from worker.process.plan_chain import PlanChain
+from worker.process.loop import PlanChain
 
 _NUM_SEQUENCES = 4
 _IDENTITIES = (b"join-1", b"join-2", b"1:0", b"2:0", b"", b"\0", b"x" * 255, b"heartbeat-0-1")
