@@ -46,7 +46,8 @@ _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 2.0
 _HELD_S = 1.0
 # Cache events that are applied in one go, in 0.2 ms.
 _EVENTS_AT_ONCE = 256
-# Steps that complete say at most so often that they do. Requests that end are looked at as they do.
+# A Load is looked at for the replica's health at most so often, and more often if the pace's window is short. Requests
+# that end are looked at as they do.
 _LOOK_S = 0.25
 # Why there is no Session, if nothing has come since it was opened. Routers are welcomed once the workers are ready,
 # which takes minutes for large models.
@@ -290,7 +291,7 @@ class Replica:
                     awake_now = silence.begin()
                     if awake_now >= self._next_look or message.outputs.finishes or message.HasField("welcome"):
                         self._observe(session, message, awake_now)
-                        self._next_look = awake_now + _LOOK_S
+                        self._next_look = awake_now + min(_LOOK_S, self.pace.interval)
                     load = session.load
                     if (load.draining, load.paused, load.workers_ready) != was:
                         self._note_change()

@@ -350,12 +350,13 @@ class StepLoop(threading.Thread):
             workers_ready=self._connections.workers.epochs.is_ready,
             repeat_load=is_tick,
         )
-        if batch:
-            self._is_status_old = True
-            self._front.deliver(batch)
-        if is_tick or (self._is_status_old and (now >= self._next_status or core is None or not core.has_work)):
+        self._is_status_old |= bool(batch)
+        is_due = now >= self._next_status or core is None or not core.has_work
+        if is_tick or (self._is_status_old and is_due):
             self._publish_status()
             self._is_status_old, self._next_status = False, now + _STATUS_S
+        if batch:
+            self._front.deliver(batch)
         if core is not None and self._requests.ended:
             self._reports.note_ended(core, self._requests.take_ended())
 

@@ -12,7 +12,7 @@ from itertools import islice
 from statistics import median_low
 
 from protos.scheduler_pb2 import Load
-from router.replicas.health.step_times import StepTimes, slowness
+from router.replicas.health.step_times import SAMPLES_A_WINDOW, StepTimes, slowness
 
 # With only one other replica to compare with, nobody knows which of the two is unusual: the bounds are twice as high.
 _WITH_ONE_OTHER = 2.0
@@ -73,6 +73,11 @@ class Pace:
         self._num_slow = self._num_too_slow = 0
         self._left_out_until = self._left_out_s = 0.0
         self._full_since = 0.0
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two Loads that it needs at most, to begin and end its samples in time."""
+        return self._settings.window / SAMPLES_A_WINDOW / 4
 
     @property
     def one_in(self) -> int:

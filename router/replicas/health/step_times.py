@@ -8,7 +8,7 @@ from statistics import median
 from protos.scheduler_pb2 import Load
 
 # A window has this many samples, each the mean over the steps of a tenth of it.
-_SAMPLES_A_WINDOW = 10
+SAMPLES_A_WINDOW = 10
 # Fewer samples, or older ones than this many windows, say nothing.
 _LEAST_SAMPLES = 5
 _OLDEST_WINDOWS = 3
@@ -32,7 +32,7 @@ class StepTimes:
     def __init__(self, window: float) -> None:
         """window: seconds."""
         self._window = window
-        self._samples: deque[Sample] = deque(maxlen=_SAMPLES_A_WINDOW)
+        self._samples: deque[Sample] = deque(maxlen=SAMPLES_A_WINDOW)
         # The beginning of the next sample.
         self._began, self._before = 0.0, Load()
         self._last_at = 0.0
@@ -52,7 +52,7 @@ class StepTimes:
             # Idle, or a new scheduler at the same place.
             self._begin(now, load)
             return False
-        if now - self._began < self._window / _SAMPLES_A_WINDOW:
+        if now - self._began < self._window / SAMPLES_A_WINDOW:
             return False
         if now - self._last_at > _OLDEST_WINDOWS * self._window:
             self._samples.clear()
