@@ -1,4 +1,5 @@
-"""Counts the files of Octavo that run for one greedy token, and for a request until its first token.
+"""Counts the files of Octavo that run for one greedy token, and for a request until its first token, and the calls of
+their functions for a token.
 
     python -m benchmarks.cluster.hot_path_files [--json] [--list] [--checkout DIR]
 
@@ -6,7 +7,7 @@
 time. Each of these processes, the client too, records the file and the time of every call of a Python function. A file
 counts for a token if it ran between two tokens in at least half of the gaps of all streams, and for a request if it ran
 between the call and the first token in at least half of the requests. So files that only heartbeats and metrics run now
-and then do not count; nor do files under protos/, libraries, and C++.
+and then do not count; nor do files under protos/, libraries, and C++. Calls are means over all gaps.
 
 --checkout: measures another checkout of Octavo with this one's environment. --list: also prints the files' names.
 """
@@ -22,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from tests.support.ports import free_port
 
@@ -31,8 +33,8 @@ _NUM_TOKENS = 24
 _GROUPS = ("octavo", "router", "scheduler", "worker", "kernels", "configs", "runtime")
 _DUMP_TIMEOUT_S = 20.0
 
-# Runs in every process of the checkout from its start; records for each file the milliseconds in which its functions
-# were called.
+# Runs in every process of the checkout from its start; records for each file how often its functions were called in
+# each millisecond.
 _RECORDER = """
 import json, os, sys, threading, time
 ROOT, OUT = os.environ["HOT_PATH_ROOT"] + "/", os.environ["HOT_PATH_OUT"]
@@ -42,12 +44,14 @@ def note(frame, event, _):
     if event == "call":
         file = frame.f_code.co_filename
         if file.startswith(ROOT):
-            SEEN.setdefault(file, set()).add(MILLISECOND() // 1_000_000)
+            times = SEEN.setdefault(file, {})
+            at = MILLISECOND() // 1_000_000
+            times[at] = times.get(at, 0) + 1
 
 def dump():
     while not os.path.exists(OUT + "/dump"):
         time.sleep(0.05)
-    seen = {file[NUM_ROOT:]: sorted(list(times)) for file, times in list(SEEN.items())}
+    seen = {file[NUM_ROOT:]: list(times.items()) for file, times in list(SEEN.items())}
     path = OUT + "/%d" % os.getpid()
     with open(path, "w") as out:
         json.dump(seen, out)
@@ -77,8 +81,8 @@ def client(target: str) -> None:
     sys.stdin.read()
 
 
-def record(checkout: Path) -> tuple[list[list[int]], dict[str, set[int]]]:
-    """Returns the times that the client saw, and for each file the milliseconds in which any process ran it."""
+def record(checkout: Path) -> tuple[list[list[int]], dict[str, Counter[int]]]:
+    """Returns the times that the client saw, and for each file the calls in each millisecond, of all processes."""
     port = free_port()
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "sitecustomize.py").write_text(_RECORDER)
@@ -120,7 +124,7 @@ def record(checkout: Path) -> tuple[list[list[int]], dict[str, set[int]]]:
     return moments, executed
 
 
-def _dumped(directory: Path, awaited: set[str]) -> dict[str, set[int]]:
+def _dumped(directory: Path, awaited: set[str]) -> dict[str, Counter[int]]:
     """Merges the records of all processes, once the awaited packages and the client have written theirs."""
     deadline = time.monotonic() + _DUMP_TIMEOUT_S
     while True:
@@ -131,14 +135,25 @@ def _dumped(directory: Path, awaited: set[str]) -> dict[str, set[int]]:
         if time.monotonic() > deadline:
             raise SystemExit(f"no record of {awaited - mains or 'the client'} after {_DUMP_TIMEOUT_S:.0f} s")
         time.sleep(0.2)
-    executed: dict[str, set[int]] = {}
+    executed: dict[str, Counter[int]] = {}
     for dump in dumps:
         for file, times in dump.items():
-            executed.setdefault(file, set()).update(times)
+            executed.setdefault(file, Counter()).update(dict(times))
     return executed
 
 
-def crossed(executed: dict[str, set[int]], windows: list[tuple[int, int]]) -> list[str]:
+def calls_a_token(executed: dict[str, Counter[int]], moments: list[list[int]]) -> dict[str, float]:
+    """Returns the calls for a token by package, over the gaps from the third token on."""
+    num_tokens, totals = sum(len(times) - 3 for times in moments), Counter[str]()
+    for file, times in executed.items():
+        if _counts(file):
+            totals[file.split("/")[0]] += sum(
+                count for at, count in times.items() if any(each[2] <= at < each[-1] for each in moments)
+            )
+    return {group: totals[group] / num_tokens for group in _GROUPS if totals[group]}
+
+
+def crossed(executed: dict[str, Counter[int]], windows: list[tuple[int, int]]) -> list[str]:
     """Files that ran in at least half of the windows [begin, end], in milliseconds."""
     counts = Counter(
         file
@@ -173,13 +188,16 @@ def main() -> None:
         "a token": crossed(executed, [gap for times in moments for gap in pairwise(times[2:])]),
         "a request to its first token": crossed(executed, [(times[0], times[1]) for times in moments]),
     }
+    calls = calls_a_token(executed, moments)
     if arguments.json:
-        result = {what: {"files": len(files), **by_group(files)} for what, files in found.items()}
-        print(json.dumps(result))
+        result: dict[str, Any] = {what: {"files": len(files), **by_group(files)} for what, files in found.items()}
+        print(json.dumps(result | {"calls a token": calls}))
     else:
         for what, files in found.items():
             groups = (f"{group} {count}" for group, count in by_group(files).items())
             print(f"{what}: {len(files)} files", *groups, sep=", ")
+        groups = (f"{group} {count:.0f}" for group, count in calls.items())
+        print(f"calls a token: {sum(calls.values()):.0f}", *groups, sep=", ")
     if arguments.list:
         for what, files in found.items():
             print(f"\n{what}:", *files, sep="\n  ")
