@@ -1,10 +1,15 @@
 """The speed that SmolLM2-135M would have if it were only its linears, each computed by the fastest way measured now."""
 
-from collections.abc import Sequence
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from benchmarks.kernels.linears import cycle, median_seconds, ways
+from kernels.backend import Backend, native_backend, torch_backend
+from kernels.cpu_backend import native_kernels
+from kernels.linear import PackedLinear
+from kernels.linear.weights import Weight
 from worker.weights.quantization.kinds import Quantization, head_quantization, quantized
 
 LAYERS = 30
@@ -14,6 +19,9 @@ HEAD_SHAPE = (576, 49152)
 # Approximate number of prompt tokens that are computed at a time.
 PROMPT_ROWS = 512
 _SECONDS = 0.3
+# Bytes of all weights of one way: more than an L3 cache holds, as in a step of a model.
+_BYTES = 100 * 2**20
+_ROUNDS = 8
 
 
 class GemmFloor:
@@ -46,9 +54,50 @@ class GemmFloor:
     def _fastest(self, shape: tuple[int, int], rows: int, quantization: Quantization) -> float:
         num_inputs, num_outputs = shape
         weight = (torch.randn(num_outputs, num_inputs) * num_inputs**-0.5).to(self._dtype)
-        calls = {name: cycle(path, weight, rows) for name, (path, _) in ways([self._dtype]).items()}
+        weights: dict[str, Weight] = {"none": weight}
         if quantization != "none":
-            few_bits = quantized(weight, quantization)
-            for name, (path, _) in ways([self._dtype]).items():
-                calls[f"{name}-{quantization}"] = cycle(path, few_bits, rows)
-        return min(median_seconds(calls, _SECONDS).values())
+            weights[quantization] = quantized(weight, quantization)
+        calls = {
+            f"{path.name}-{kind}": _cycle(path, values, rows)
+            for kind, values in weights.items()
+            for path in _backends(self._dtype)
+        }
+        return min(_median_seconds(calls).values())
+
+
+def _backends(dtype: torch.dtype) -> list[Backend]:
+    kernels = native_kernels()
+    own = [] if kernels is None else [native_backend(dtype, kernels)]
+    return [*own, torch_backend(dtype)]
+
+
+def _cycle(backend: Backend, weight_OI: Weight, rows: int) -> Callable[[], None]:
+    """Returns a function that computes one layer a call, in turn, of enough layers to fill _BYTES."""
+    layers = [PackedLinear(weight_OI, None, backend)]
+    while sum(layer.num_bytes for layer in layers) < _BYTES:
+        layers.append(PackedLinear(weight_OI, None, backend))
+    shape = weight_OI.shape if isinstance(weight_OI, torch.Tensor) else weight_OI.values_OI.shape
+    x_TI = torch.randn(rows, shape[1]).to(backend.compute_dtype)
+    number = 0
+
+    def call() -> None:
+        nonlocal number
+        layers[number](x_TI)
+        number = (number + 1) % len(layers)
+
+    return call
+
+
+def _median_seconds(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Median seconds of one call, by name. The ways take turns, with a pause in which the threads of the last way go to
+    sleep."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(_ROUNDS):
+        for name, call in calls.items():
+            time.sleep(0.02)
+            call()  # wakes the threads
+            end = time.perf_counter() + _SECONDS / _ROUNDS
+            while (start := time.perf_counter()) < end or len(times[name]) < 3:
+                call()
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(each) for name, each in times.items()}

@@ -24,32 +24,22 @@ class Api:
 
 
 async def measure(
-    port: int,
-    api: Api,
-    prompts: Sequence[Sequence[int]],
-    output: int,
-    concurrency: int,
-    *,
-    may_end_early: bool = False,
+    port: int, api: Api, prompts: Sequence[Sequence[int]], output: int, concurrency: int
 ) -> list[RequestTrace]:
-    """Sends a request for each prompt, as soon as fewer than `concurrency` are in flight. may_end_early: outputs may
-    have fewer than `output` tokens, but one at least."""
+    """Sends a request for each prompt, as soon as fewer than `concurrency` are in flight."""
     places = asyncio.Semaphore(concurrency)
 
     async def one(prompt: Sequence[int]) -> RequestTrace:
         async with places:
-            return await complete(port, api, prompt, output, may_end_early=may_end_early)
+            return await complete(port, api, prompt, output)
 
     return await asyncio.gather(*map(one, prompts))
 
 
-async def complete(
-    port: int, api: Api, prompt: Sequence[int], output: int, *, may_end_early: bool = False
-) -> RequestTrace:
-    """Sends one request; may_end_early as in `measure`. A failure is in the trace."""
+async def complete(port: int, api: Api, prompt: Sequence[int], output: int) -> RequestTrace:
+    """Sends one request. A failure is in the trace."""
     trace = await _send(port, api, api.body(prompt, output))
-    is_short = trace.num_tokens < (1 if may_end_early else output)
-    if not trace.error and (is_short or trace.num_tokens > output):
+    if not trace.error and trace.num_tokens != output:
         trace.error = f"{trace.num_tokens} output tokens came, not {output}"
     return trace
 

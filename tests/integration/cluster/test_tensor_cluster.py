@@ -2,7 +2,6 @@
 
 `octavo up`, real processes, gloo over loopback; steps are planned ahead, so that some are in flight when the rank dies.
 With the settings for one machine the second rank dies, with those for several the first, which holds their store.
-`python -m benchmarks.parallel.tensor_parallel` does the same with SmolLM2 on three ranks.
 """
 
 from collections.abc import Callable, Iterator
