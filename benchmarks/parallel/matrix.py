@@ -19,16 +19,16 @@ from pathlib import Path
 
 import transformers
 
+from tests.support.models.families import families_in, has_experts, make_model
 from tests.support.models.layouts import LAYOUTS, NUM_SAID, Layout, Outcome, run_layout
 from tests.support.models.rank_pool import RankPool
-from tests.support.models.shardable_families import FAMILIES, WITH_EXPERTS, make_model
 
 _MOST_ERROR = 1e-4
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Checks model families x layouts of ranks.")
-    parser.add_argument("--families", default=",".join(FAMILIES), help="comma-separated")
+    parser.add_argument("--families", default=",".join(families_in("ranks")), help="comma-separated")
     parser.add_argument("--json", action="store_true", help="a line for each case")
     arguments = parser.parse_args()
     transformers.utils.logging.disable_progress_bar()
@@ -39,7 +39,7 @@ def main() -> int:
             directory = Path(base) / family
             reference = make_model(family, directory)
             for layout in LAYOUTS:
-                if layout.has_expert_parallel and family not in WITH_EXPERTS:
+                if layout.has_expert_parallel and not has_experts(family):
                     continue
                 outcome = run_layout(pool, directory, reference, layout)
                 outcomes.append(outcome)

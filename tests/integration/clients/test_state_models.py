@@ -12,7 +12,7 @@ import torch
 
 from octavo import LLM, Client, Constraint, SamplingParams
 from tests.fakes.routers import smollm2_tokenizer
-from tests.support.models.shardable_families import VOCAB_SIZE, make_model
+from tests.support.models.families import VOCAB_SIZE, make_model
 from tests.support.models.tiny_model import make_tiny_model
 from tests.support.up import Up
 

@@ -16,8 +16,8 @@ from configs.options import Options
 from protos import inference_pb2, scheduler_pb2
 from scheduler.core.messages import CoreStats
 from scheduler.server import SchedulerServer
+from tests.support.models.families import VOCAB_SIZE
 from tests.support.models.rank_pool import RankPool
-from tests.support.models.shardable_families import VOCAB_SIZE
 from tests.support.scheduler.scheduling import RouterEnd
 
 _SHARED = list(range(40, 73))

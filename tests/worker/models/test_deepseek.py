@@ -14,8 +14,8 @@ from configs.options import Options
 from kernels.gemm.quantize.reference import quantize_blocks
 from kernels.linear.weights import Fp8Weight, dequantize_fp8
 from runtime.model_files import resolve_model
+from tests.support.models.families import make_model
 from tests.support.models.model_runs import ModelRun, relative_error
-from tests.support.models.shardable_families import make_model
 from worker.cpu.build import build_cpu_runner
 from worker.errors import PermanentError
 from worker.layers.kv_cache import KVCache

@@ -12,7 +12,7 @@ from configs.load import load_options
 from configs.options import Options
 from octavo.cluster.runtime_files import write_options
 from protos import step_pb2
-from tests.support.models.shardable_families import make_model
+from tests.support.models.families import make_model
 from tests.support.scheduler.steps import drafting
 from worker.cpu.build import build_cpu_runner
 from worker.errors import PermanentError, PlanError

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from configs.options import Options
 from protos.inference_pb2 import SamplingParams
 from scheduler.settings import core_settings
-from tests.support.models.shardable_families import VOCAB_SIZE, make_model
+from tests.support.models.families import VOCAB_SIZE, make_model
 from tests.support.scheduler.generate import Asked, Generated, generate
 from worker.cpu.build import build_cpu_runner
 
