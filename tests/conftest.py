@@ -1,9 +1,13 @@
 """Settings of all tests: Hypothesis examples have no deadline, because the machine may be busy; without a GPU, Triton
 interprets its kernels, unless --gpu forbids it; gRPC's core logs nothing among the results; started processes heed
-Ctrl-C."""
+Ctrl-C. A test that leaves this process in another state than it found it in fails."""
 
+import contextvars
+import logging
 import os
 import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +27,48 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 # A shell that runs tests in the background has them ignore Ctrl-C; processes that they interrupt would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Set by pytest, and by packages when they are imported.
+_OTHERS_VARIABLES = ("PYTEST_CURRENT_TEST", "TRITON_DEFAULT_FP_FUSION")
+
+
+@pytest.fixture(autouse=True)
+def _unchanged_process() -> Iterator[None]:
+    """Later tests must not depend on what this one leaves behind. torch's threads are restored: a worker that is built
+    in this process leaves torch one of them."""
+    before, threads = _state(), _torch_threads()
+    yield
+    after = _state()
+    if threads and threads != _torch_threads():
+        sys.modules["torch"].set_num_threads(threads)
+    changed = [
+        f"{name}: {value!r}, now {after.get(name)!r}" for name, value in before.items() if after.get(name) != value
+    ]
+    assert not changed, f"this test leaves changes behind: {'; '.join(changed)}"
+
+
+def _state() -> dict[str, object]:
+    environment = {name: value for name, value in os.environ.items() if name not in _OTHERS_VARIABLES}
+    found: dict[str, object] = {f"${name}": value for name, value in environment.items()}
+    for name in ("", "octavo"):
+        found[f"level of the logger {name!r}"] = logging.getLogger(name).level
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+        found[number.name] = signal.getsignal(number)
+    found |= {
+        "names of variables": sorted(environment),
+        "directory": Path.cwd(),
+        "context variables": {each.name: value for each, value in contextvars.copy_context().items()},
+        "cores": os.sched_getaffinity(0),
+        "switch interval": sys.getswitchinterval(),
+        "hooks": (sys.excepthook, sys.unraisablehook),
+    }
+    return found
+
+
+def _torch_threads() -> int:
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch is not None else 0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,6 +1,7 @@
 """The router as a server: health, reflection, the small calls, metrics, drain; and as a process: exit codes."""
 
 import asyncio
+import contextlib
 import signal
 import socket
 import sys
@@ -48,6 +49,12 @@ def _watch(channel: grpc.aio.Channel) -> AsyncIterator[health_pb2.HealthCheckRes
     """The readiness now and after each change."""
     stub: Any = health_pb2_grpc.HealthStub(channel)
     return stub.Watch(health_pb2.HealthCheckRequest(service=SERVICE), wait_for_ready=True)
+
+
+async def _until(watch: AsyncIterator[health_pb2.HealthCheckResponse], status: int) -> None:
+    async for response in watch:
+        if response.status == status:
+            return
 
 
 async def test_health_tells_life_from_readiness(tmp_path: Path) -> None:
@@ -135,10 +142,7 @@ async def test_a_drain_lets_running_streams_finish_and_refuses_new_ones(schedule
         call = stub.Generate(_request())
         received = await receive(call, until=lambda r: len(r.token_ids.get(0, [])) == 2)
         drain = asyncio.create_task(server.drain())
-        watch = _watch(channel)
-        async for response in watch:
-            if response.status == NOT_SERVING:
-                break
+        await _until(_watch(channel), NOT_SERVING)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.GenerateUnary(_request())
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -168,49 +172,49 @@ async def _start(*arguments: str) -> asyncio.subprocess.Process:
     )
 
 
-async def test_the_process_serves_drains_on_sigterm_and_exits_0(scheduler: FakeScheduler) -> None:
+@contextlib.asynccontextmanager
+async def _serving(
+    scheduler: FakeScheduler, *arguments: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, grpc.aio.Channel, AsyncIterator[health_pb2.HealthCheckResponse]]]:
+    """Runs a router until its exit, and waits until it serves. Yields its readiness after each change, too."""
     port = free_port()
-    arguments = ["--port", str(port), "--metrics-port=0", "--scheduler-addresses", scheduler.address]
-    process = await _start(*arguments, "--served-model-name", "test-model")
-    scheduler.pause_at = 2
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-        stub = InferenceStub(channel)
-        async with asyncio.timeout(30):
+    own = ["--port", str(port), "--metrics-port=0", "--scheduler-addresses", scheduler.address]
+    process = await _start(*own, "--served-model-name", "test-model", *arguments)
+    try:
+        # Its start alone may take half a minute on a busy machine.
+        async with asyncio.timeout(120), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             watch = _watch(channel)
-            async for response in watch:
-                if response.status == SERVING:
-                    break
-            call = stub.Generate(_request())
-            received = await receive(call, until=lambda r: len(r.token_ids.get(0, [])) == 2)
-            process.send_signal(signal.SIGTERM)
-            await scheduler.resume_steps()
-            received = await receive(call, into=received)
-            assert received.finished is not None
+            await _until(watch, SERVING)
+            yield process, channel, watch
             assert await process.wait() == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+
+async def test_the_process_serves_drains_on_sigterm_and_exits_0(scheduler: FakeScheduler) -> None:
+    scheduler.pause_at = 2
+    async with _serving(scheduler) as (process, channel, _):
+        call = InferenceStub(channel).Generate(_request())
+        received = await receive(call, until=lambda r: len(r.token_ids.get(0, [])) == 2)
+        process.send_signal(signal.SIGTERM)
+        await scheduler.resume_steps()
+        received = await receive(call, into=received)
+        assert received.finished is not None
     assert process.stderr is not None
     assert b"Traceback" not in await process.stderr.read()
 
 
 async def test_a_second_signal_ends_the_drain(scheduler: FakeScheduler) -> None:
-    port = free_port()
-    arguments = ["--port", str(port), "--metrics-port=0", "--scheduler-addresses", scheduler.address]
-    process = await _start(*arguments, "--served-model-name", "test-model", "--drain-timeout", "600")
     scheduler.pause_at = 2
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel, asyncio.timeout(30):
-        watch = _watch(channel)
-        async for response in watch:
-            if response.status == SERVING:
-                break
+    async with _serving(scheduler, "--drain-timeout", "600") as (process, channel, watch):
         call = InferenceStub(channel).Generate(_request())
         received = await receive(call, until=lambda r: len(r.token_ids.get(0, [])) == 2)
         process.send_signal(signal.SIGINT)
-        async for response in watch:
-            if response.status == NOT_SERVING:
-                break
+        await _until(watch, NOT_SERVING)
         process.send_signal(signal.SIGINT)
         with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
             await receive(call, into=received)
-        assert await process.wait() == 0
 
 
 async def test_what_can_never_work_exits_2_with_a_line_that_says_what_would() -> None:
@@ -227,7 +231,7 @@ async def test_what_can_never_work_exits_2_with_a_line_that_says_what_would() ->
         ]
         processes = [await _start(*arguments) for arguments, _ in cases]
         for process, (_, message) in zip(processes, cases, strict=True):
-            _, stderr = await asyncio.wait_for(process.communicate(), 60)
+            _, stderr = await asyncio.wait_for(process.communicate(), 120)
             assert process.returncode == 2, stderr.decode()
             assert message in stderr.decode()
             assert "Traceback" not in stderr.decode()
@@ -266,5 +270,5 @@ async def test_a_replica_that_is_told_to_stop_as_its_session_ends_does_stop(
     await asyncio.sleep(0)
     released.set()
     with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 60)
     assert replica.session is None

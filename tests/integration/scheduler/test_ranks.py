@@ -37,6 +37,13 @@ def options(tmp_path: Path) -> Options:
     return make_options(tmp_path, tensor_parallel_size=2)
 
 
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank's cause may come long after its consequence: on a busy machine a rank that ends here closes its connection
+    seconds after it has left its group, where a process that dies does both at once."""
+    monkeypatch.setattr(epochs_module, "_CAUSE_WAIT_S", TIMEOUT)
+
+
 class Log(logging.Handler):
     """The scheduler's log."""
 
@@ -140,8 +147,10 @@ async def test_all_ranks_compute_all_steps_and_one_that_ends_costs_one_epoch(
             assert files == [f"rendezvous-0-{router.welcomes[1].epoch}"]
             await router.wait_idle()
         assert survivor.runner.num_steps >= second.runner.num_steps > 0
+        # The scheduler sees the end of the second rank before it is stopped itself.
+        await router.wait_for(lambda: not router.loads[-1].workers_ready)
     assert not list(options.runtime_dir.glob("rendezvous*"))
-    assert len(log.causes) == 2, "two causes are expected, the second from the end of this test"
+    assert len(log.causes) == 2, "two causes are expected, the second from the end of the second rank"
     assert log.causes[0].startswith(f"rank {mortal} ")
     invalid = server.step_loop.metrics.registry.get_sample_value("octavo_invalid_messages_total")
     assert not invalid, "only one rank may send results"
@@ -154,7 +163,7 @@ async def test_a_rank_that_is_killed_or_stopped_is_named_and_streams_go_on_exact
     tmp_path: Path, number: signal.Signals, words: str, log: Log
 ) -> None:
     # The other rank stays alive and waits for it within a step.
-    options = make_options(tmp_path, tensor_parallel_size=2, heartbeat_timeout=1.5)
+    options = make_options(tmp_path, tensor_parallel_size=2, heartbeat_timeout=3.0)
     async with (
         running_scheduler(options) as server,
         running_worker(options, rank=0),
@@ -168,15 +177,14 @@ async def test_a_rank_that_is_killed_or_stopped_is_named_and_streams_go_on_exact
             assert log.causes[0].startswith(f"rank 1 (pid {mortal.pid}) {words}")
         async with running_worker(options, rank=1):
             await router.finish(group)
+            await router.wait_for(lambda: len(router.welcomes) == 2)
         assert router.tokens[group, 0] == HashModel().generate(PROMPT, 150)
-        assert len(router.welcomes) == 2
 
 
 @pytest.mark.parametrize("failure_first", [True, False])
 async def test_a_death_is_one_failure_though_the_other_rank_reports_one_too(
-    options: Options, failure_first: bool, log: Log, monkeypatch: pytest.MonkeyPatch
+    options: Options, failure_first: bool, log: Log
 ) -> None:
-    monkeypatch.setattr(epochs_module, "_CAUSE_WAIT_S", TIMEOUT)
     async with running_scheduler(options) as server, RouterEnd(server.address) as router:
         with Ranks(options) as ranks:
             ranks.start(0, instance=1)
@@ -211,7 +219,8 @@ async def test_a_death_is_one_failure_though_the_other_rank_reports_one_too(
 async def test_what_the_other_rank_says_is_the_cause_if_it_says_something(
     options: Options, explained: bool, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(epochs_module, "_CAUSE_WAIT_S", TIMEOUT if explained else 0.05)
+    if not explained:
+        monkeypatch.setattr(epochs_module, "_CAUSE_WAIT_S", 0.05)
     async with running_scheduler(options) as server, RouterEnd(server.address) as router:
         with Ranks(options) as ranks:
             ranks.start(0, instance=1)
@@ -230,7 +239,6 @@ async def test_what_the_other_rank_says_is_the_cause_if_it_says_something(
 async def test_a_rank_that_is_stuck_in_a_step_misses_no_reset(
     options: Options, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness_module, "_REENTRY_GRACE_S", 0.1)
     # Without pauses between epochs, the next one would begin as soon as the ranks are there.
     monkeypatch.setattr(epochs_module, "_FIRST_PAUSE_S", epochs_module._LONGEST_PAUSE_S)
     # It has not read the first Reset when that epoch ends: another Reset would go to an identity it does not have yet.
@@ -244,7 +252,9 @@ async def test_a_rank_that_is_stuck_in_a_step_misses_no_reset(
             ranks.start(1, instance=3)
             assert (await ranks.follow(1)).epoch == epoch + 1
             ranks.kill(1)
-            await log.wait_for(f"epoch {epoch + 1} has ended")
+            with monkeypatch.context() as brief:
+                brief.setattr(liveness_module, "_REENTRY_GRACE_S", 0.1)
+                await log.wait_for(f"epoch {epoch + 1} has ended")
             ranks.start(1, instance=4)
             await log.wait_for("rank 1 (pid 0) has joined")
             # Its message under the old identity belongs to an epoch that is over; it does not count as a stranger's.
@@ -277,8 +287,8 @@ async def test_results_of_other_ranks_than_the_first_are_refused(options: Option
 async def test_a_step_that_does_not_return_names_the_rank_that_is_silent(
     tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness_module, "_MISSED_BEATS_S", 0.2)
-    options = make_options(tmp_path, tensor_parallel_size=2, step_timeout=0.4)
+    monkeypatch.setattr(liveness_module, "_MISSED_BEATS_S", 1.0)
+    options = make_options(tmp_path, tensor_parallel_size=2, step_timeout=1.5)
     async with running_scheduler(options) as server, RouterEnd(server.address) as router:
         with Ranks(options) as ranks, Peer(heartbeat_endpoint(options.step_address(0)), b"beats") as beats:
             ranks.start(0, instance=1)
