@@ -29,8 +29,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Set by pytest, and by packages when they are imported.
-_OTHERS_VARIABLES = ("PYTEST_CURRENT_TEST", "TRITON_DEFAULT_FP_FUSION")
+# By the names in their declarations: what a call, a forward pass or a recording is part of.
+_OWN_CONTEXT = ("caller", "connection", "traceparent", "trace_id", "release", "forward pass", "recorded_arch")
 
 
 @pytest.fixture(autouse=True)
@@ -42,28 +42,17 @@ def _unchanged_process() -> Iterator[None]:
     after = _state()
     if threads and threads != _torch_threads():
         sys.modules["torch"].set_num_threads(threads)
-    changed = [
-        f"{name}: {value!r}, now {after.get(name)!r}" for name, value in before.items() if after.get(name) != value
-    ]
+    changed = [f"{name}: {was!r}, now {after.get(name)!r}" for name, was in before.items() if after.get(name) != was]
     assert not changed, f"this test leaves changes behind: {'; '.join(changed)}"
 
 
 def _state() -> dict[str, object]:
-    environment = {name: value for name, value in os.environ.items() if name not in _OTHERS_VARIABLES}
-    found: dict[str, object] = {f"${name}": value for name, value in environment.items()}
-    for name in ("", "octavo"):
-        found[f"level of the logger {name!r}"] = logging.getLogger(name).level
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
-        found[number.name] = signal.getsignal(number)
-    found |= {
-        "names of variables": sorted(environment),
-        "directory": Path.cwd(),
-        "context variables": {each.name: value for each, value in contextvars.copy_context().items()},
-        "cores": os.sched_getaffinity(0),
-        "switch interval": sys.getswitchinterval(),
-        "hooks": (sys.excepthook, sys.unraisablehook),
-    }
-    return found
+    found: dict[str, object] = {f"${name}": value for name, value in os.environ.items()}
+    found.pop("$PYTEST_CURRENT_TEST", None)
+    context = {each.name: value for each, value in contextvars.copy_context().items()}
+    found |= {f"context variable {name!r}": context.get(name) for name in _OWN_CONTEXT}
+    found |= {f"level of the logger {name!r}": logging.getLogger(name).level for name in ("", "octavo")}
+    return {**found, "directory": Path.cwd()}
 
 
 def _torch_threads() -> int:

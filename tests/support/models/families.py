@@ -25,7 +25,7 @@ SHAPES: dict[Size, Fields] = {
     },
     "ranks": {
         **_ENDS, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 128,
+        "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256,
     },
 }  # fmt: skip
 # Fields with a value a layer, or with layers' numbers. FAMILIES has them for four layers.
