@@ -3,6 +3,7 @@ interprets its kernels, unless --gpu forbids it; gRPC's core logs nothing among 
 Ctrl-C. A test that leaves this process in another state than it found it in fails."""
 
 import contextvars
+import gc
 import logging
 import os
 import signal
@@ -67,6 +68,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--gpu") and (why := _why_interpreted()):
         raise pytest.UsageError(f"--gpu: {why}")
+
+
+def pytest_unconfigure() -> None:
+    # Schedulers in this process freeze what exists. Never collected, Triton's objects would be reported as leaked, in
+    # pages behind the summary.
+    gc.unfreeze()
 
 
 def pytest_report_header() -> str:
