@@ -144,7 +144,7 @@ class FakeScheduler:
 
     async def wait_until(self, condition: Callable[["FakeScheduler"], bool]) -> None:
         """Waits until `condition(self)` holds; checks it after each step and message."""
-        async with asyncio.timeout(20), self.changed:
+        async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(lambda: condition(self))
 
     def send_load(self, other_than: "_FakeSession | None" = None) -> None:

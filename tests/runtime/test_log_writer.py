@@ -114,7 +114,7 @@ def test_the_last_words_of_a_process_come_out_in_order() -> None:
 def test_an_unread_log_holds_no_process_back_that_ends() -> None:
     with start(ENDS_UNREAD) as process:
         try:
-            assert process.wait(timeout=20) == 0
+            assert process.wait(timeout=60) == 0
         finally:
             process.kill()
 
@@ -138,7 +138,7 @@ def test_a_slow_reader_gets_everything_that_fits(is_blocking: bool) -> None:
             while chunk := os.read(reading, 10_000):
                 got += chunk
                 time.sleep(0.001)
-            assert process.wait(timeout=20) == 0
+            assert process.wait(timeout=60) == 0
     finally:
         os.close(reading)
     assert got.count(b" line ") == 1000

@@ -138,13 +138,13 @@ def _tokenizer_with_tools(directory: Path) -> Tokenizer:
 async def _running(
     command: Sequence[object], addresses: str, environment: Mapping[str, str], *arguments: str
 ) -> AsyncIterator[Process]:
-    """Runs the program, with arguments after the addresses, for at most 30 s. Raises TimeoutError."""
+    """Runs the program, with arguments after the addresses, for at most two minutes. Raises TimeoutError."""
     process = await asyncio.create_subprocess_exec(
         *map(str, command), addresses, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         env={**os.environ, **environment},
     )  # fmt: skip
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             yield process
     finally:
         if process.returncode is None:

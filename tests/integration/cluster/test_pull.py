@@ -116,7 +116,7 @@ def test_an_interrupted_download_is_continued(setting: Setting, number: signal.S
             assert time.monotonic() < deadline
             time.sleep(0.01)
         process.send_signal(number)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=60)
     if number == signal.SIGINT:
         assert process.returncode == 130
         assert "10.5 MB of 21.0 MB are downloaded; run the same command to continue" in said
