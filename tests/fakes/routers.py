@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import tokenizers
+from tokenizers import Tokenizer as HfTokenizer
 
 from configs.options import Options
 from protos import inference_pb2 as pb
@@ -132,3 +134,11 @@ async def receive(call, until=lambda received: False, into: Received | None = No
         if until(received):
             break
     return received
+
+
+def smollm2_with(directory: Path, *tokens: str) -> Tokenizer:
+    """SmolLM2's tokenizer with more special tokens, as StarCoder's and Qwen's have them."""
+    file = HfTokenizer.from_file(str(smollm2_tokenizer().directory / "tokenizer.json"))
+    file.add_special_tokens([tokenizers.AddedToken(token, special=True) for token in tokens])
+    file.save(str(directory / "tokenizer.json"))
+    return Tokenizer(directory)

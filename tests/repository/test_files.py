@@ -34,6 +34,16 @@ def test_a_file_has_one_subject_or_says_why_it_is_long():
     assert not long, f"over {MAX_LINES} lines; split, or begin with 'Longer than 600 lines because ...': {long}"
 
 
+def test_a_test_file_needs_no_other():
+    """What several need lies in tests/support."""
+    found = [
+        f"{name(path)}: {each}"
+        for path in files(".py", under=ROOT / "tests")
+        for each in re.findall(r"^ *(?:from|import) tests\.[\w.]*\btest_\w+", path.read_text(), re.M)
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_no_file_names_a_folder_of_somebodys_machine():
     found = [
         f"{name(path)}:{number}: {line.strip()}"

@@ -19,7 +19,7 @@ from router.api.gateway.reading import bodies
 from router.api.gateway.server import GatewayServer
 from tests.fakes.routers import running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
-from tests.integration.clients.test_run_batch import COMPLETIONS, HOST, LINES, line
+from tests.support.batch_lines import COMPLETIONS, HOST, LINES, line
 
 MINE, OTHERS = "mine-0123456789abcdef", "others-0123456789abcdef"
 

@@ -14,9 +14,8 @@ from protos.inference_pb2_grpc import InferenceStub
 from router.api.gateway.app import Gateway
 from router.api.gateway.server import GatewayServer
 from router.text.tokenizer import Tokenizer
-from tests.fakes.routers import running_router, running_schedulers, smollm2_tokenizer, socket_address
+from tests.fakes.routers import running_router, running_schedulers, smollm2_tokenizer, smollm2_with, socket_address
 from tests.fakes.scheduler import FakeScheduler, model_info
-from tests.router.text.test_fill_in import smollm2_with
 
 HOST = "127.0.0.1"
 TOKENS = smollm2_tokenizer()

@@ -6,8 +6,7 @@ import pytest
 
 from octavo import SamplingParams
 from octavo.local.llm import LLM
-from tests.integration.clients.test_speculation import CHATS
-from tests.support.local import engine_of
+from tests.support.local import CHATS, engine_of
 from tests.support.models.smollm2_head import write_smollm2_head
 from tests.support.scheduler.costs import make_drafts_free
 

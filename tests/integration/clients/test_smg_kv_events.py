@@ -23,7 +23,7 @@ from scheduler.server import SchedulerServer
 from scheduler.sessions.kv_events.messages import outside_hash
 from tests.fakes.hash_runner import HashModel
 from tests.fakes.routers import running_router
-from tests.integration.scheduler.test_kv_events import cached, events_options, serve_prompts
+from tests.support.scheduler.kv_events import cached, events_options, serve_prompts
 from tests.support.scheduler.scheduling import RouterEnd, running_scheduler, running_worker
 
 MODEL = HashModel(vocab_size=49_152)

@@ -5,18 +5,9 @@ import pytest
 
 from octavo import Constraint, SamplingParams
 from octavo.local.llm import LLM
-from tests.support.local import engine_of
+from tests.support.local import CHATS, engine_of
 from tests.support.scheduler.costs import make_drafts_free
 
-TEXT = (
-    "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, depth):\n"
-    "    return width * height * depth\n\n\ndef surface(width, height, depth):\n"
-)
-CHATS = [
-    [{"role": "user", "content": f"Repeat this code exactly, and nothing else:\n\n{TEXT}"}],
-    [{"role": "user", "content": "What is the capital of France? Answer briefly."}],
-    [{"role": "user", "content": f"Add a docstring to each function:\n\n{TEXT}"}],
-]
 SCHEMA = {
     "type": "object",
     "properties": {"summary": {"type": "string"}, "lines": {"type": "integer"}},

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from protos import inference_pb2
 from tests.fakes.hash_runner import HashModel
-from tests.integration.cluster.test_lockstep import Replica, make_lockstep_options, running_replicas
-from tests.integration.scheduler.test_items import item, prompt_with
+from tests.support.scheduler.items import item, prompt_with
+from tests.support.scheduler.lockstep import Replica, make_lockstep_options, running_replicas
 
 MODEL = HashModel(encoder_cache_size=40)
 NUM_TOKENS = 60

@@ -5,7 +5,7 @@ import contextlib
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from tests.integration.cluster.test_supervisor import Supervised
+from tests.support.supervised import Supervised
 
 NUM_CONNECTIONS = 80
 

@@ -1,7 +1,6 @@
 """Outside routers follow the prefix cache over ZeroMQ, as they follow vLLM's; what they miss is replayed."""
 
 import asyncio
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,14 +9,12 @@ import pytest
 import zmq
 
 from runtime.block_hashes import hash_prompt_blocks, scope_of
-from scheduler.server import SchedulerServer
 from scheduler.sessions.kv_events.messages import outside_hash
 from scheduler.sockets import AddressError
 from tests.support.ports import free_port
-from tests.support.scheduler.scheduling import RouterEnd, make_options, running_scheduler, running_worker
+from tests.support.scheduler.kv_events import TOPIC, cached, events_options, serve_prompts
+from tests.support.scheduler.scheduling import RouterEnd, running_scheduler, running_worker
 from tests.support.scheduler.vllm_subscriber import VllmSubscriber
-
-TOPIC = "kv-events"
 
 
 @contextmanager
@@ -28,28 +25,6 @@ def subscribed(options, replica: int = 0, topic: str = TOPIC) -> Iterator[VllmSu
         yield subscriber
     finally:
         subscriber.close()
-
-
-def events_options(directory: Path, **changes: object):
-    fields = {
-        "kv_events_endpoint": f"ipc://{directory}/kv", "kv_events_replay_endpoint": f"ipc://{directory}/kv-replay",
-        "kv_events_topic": TOPIC, "num_blocks_override": 24,
-    }  # fmt: skip
-    return make_options(directory, **(fields | changes))
-
-
-async def serve_prompts(options, count: int, *, replica: int = 0, seed: int = 0) -> None:
-    """Requests with common prefixes, of more blocks than there are: they evict each other's."""
-    choose = random.Random(seed)
-    async with RouterEnd(options.scheduler_address(replica)) as router:
-        for _ in range(count):
-            prompt = [20 + choose.randrange(3)] * 24 + [choose.randrange(9)] * choose.randrange(1, 40)
-            await router.finish(await router.submit(prompt, max_tokens=choose.randrange(1, 20)))
-
-
-def cached(server: SchedulerServer) -> set[int]:
-    assert server.step_loop.core is not None
-    return {outside_hash(each) for each in server.step_loop.core.cached_hashes()}
 
 
 async def test_a_subscribers_picture_is_the_schedulers(tmp_path: Path) -> None:

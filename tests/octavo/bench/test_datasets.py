@@ -14,8 +14,7 @@ from octavo.bench.datasets.chosen import DatasetKind, DatasetQuery, choose
 from octavo.bench.datasets.request import BenchRequest, DatasetError
 from octavo.bench.goodput import RequestLimits, parse_limits
 from octavo.reports import RequestTrace
-from tests.octavo.plan.test_recorded import load, record
-from tests.support.scheduler.plan import settings
+from tests.support.scheduler.plan import load, record, settings
 
 
 def requests(count: int = 50, *, seed: int = 0, as_text: bool = False, **query: Any) -> list[BenchRequest]:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from octavo.cli.main import main
-from tests.octavo.plan.test_recorded import load, record
 from tests.support.repository import ROOT
-from tests.support.scheduler.plan import settings
+from tests.support.scheduler.plan import load, record, settings
 
 LLAMA_8B = str(ROOT / "configs" / "models" / "llama-3.1-8b.json")
 GPU = ("--gpu", "H200", "--model", LLAMA_8B, "--num-requests", "20", "--output-len", "8")

@@ -5,41 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from octavo.plan import simulate as simulating
 from octavo.plan.costs.fitted import fit
 from octavo.plan.errors import PlanError
 from octavo.plan.recorded import read_recording
-from octavo.plan.simulate import Run, simulate
-from octavo.plan.workload import Workload, parse_lengths, synthesize
-from scheduler.core.messages import CoreSettings, Speculation
-from scheduler.recording.file import RecordingWriter
-from tests.support.scheduler.plan import LinearCost, settings
-from tests.support.scheduler.recordings import recorded
-
-COST = LinearCost(step=0.004, token=0.0005)
-
-
-def load(num_requests: int = 40, rate: float = 8.0) -> Workload:
-    return synthesize(
-        num_requests=num_requests,
-        rate=rate,
-        concurrency=0,
-        prompt_len=parse_lengths("uniform:4:60", "prompt_len"),
-        output_len=parse_lengths("uniform:2:30", "output_len"),
-        max_model_len=512,
-        shared_prefix=0.5,
-        num_prefixes=3,
-    )
-
-
-def record(path: Path, monkeypatch: pytest.MonkeyPatch, workload: Workload, core: CoreSettings) -> Run:
-    """Simulates a workload with a core that is recorded, as a scheduler's."""
-    writer = RecordingWriter(path, 1 << 24, 0)
-    with monkeypatch.context() as patch:
-        patch.setattr(simulating, "Core", recorded(writer))
-        run = simulate(core, COST, workload)
-    writer.close()
-    return run
+from octavo.plan.simulate import simulate
+from octavo.plan.workload import Workload
+from scheduler.core.messages import Speculation
+from tests.support.scheduler.plan import COST, load, record, settings
 
 
 def test_a_trace_gives_back_requests_costs_and_the_run_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

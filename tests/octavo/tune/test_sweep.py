@@ -13,8 +13,7 @@ from octavo.tune.space import Candidate, parse_assignments, product
 from octavo.tune.sweep.table import draw, sweep, write_table
 from octavo.tune.trials.journal import Journal
 from octavo.tune.trials.trials import Trials
-from tests.octavo.tune.test_tuner import Silent, cost_of, workload_of
-from tests.support.scheduler.simulated_clusters import SimulatedClusters
+from tests.support.scheduler.simulated_clusters import Silent, SimulatedClusters, cost_of, workload_of
 
 
 def test_assignments_make_a_grid() -> None:

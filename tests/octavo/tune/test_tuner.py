@@ -9,7 +9,7 @@ import pytest
 
 from configs.load import load_options
 from configs.options import Options
-from octavo.bench.datasets.chosen import DatasetKind, DatasetQuery, choose
+from octavo.bench.datasets.chosen import DatasetKind, DatasetQuery
 from octavo.doctor.machine import Machine
 from octavo.doctor.subjects import memory as memory_subject
 from octavo.doctor.subjects.memory import HostMemory
@@ -27,7 +27,7 @@ from octavo.tune.trials.memory import highest_that_works, memory_values
 from octavo.tune.workload import TuneWorkload
 from tests.support.models.tiny_model import make_tiny_model
 from tests.support.scheduler.plan import LinearCost
-from tests.support.scheduler.simulated_clusters import SimulatedClusters
+from tests.support.scheduler.simulated_clusters import Silent, SimulatedClusters, cost_of, workload_of
 
 AXES = {"max_num_seqs": (2, 8, 64), "max_num_batched_tokens": (32, 64, 256)}
 LOADS: dict[str, dict[str, Any]] = {
@@ -38,29 +38,6 @@ LOADS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 BOUNDS = Bounds(itl_ms=60.0, ttft_ms=3000.0)
-
-
-class Silent:
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def expect(self, num_trials: int) -> None:
-        assert num_trials >= 0
-
-    def begin(self, text: str) -> None: ...
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-
-def cost_of(options: Options) -> LinearCost:
-    return LinearCost(step=0.006, token=0.0003)
-
-
-def workload_of(num_requests: int = 16, **query: Any) -> TuneWorkload:
-    return TuneWorkload(
-        dataset=choose(DatasetQuery(**query)), num_requests=num_requests, vocab_size=10_000, max_model_len=512
-    )
 
 
 def tune(

@@ -9,19 +9,11 @@ from tokenizers import decoders, models, normalizers, processors
 
 from router.text.fill_in import FORMS
 from router.text.tokenizer import Tokenizer, TooManyTokensError
-from tests.fakes.routers import smollm2_tokenizer
+from tests.fakes.routers import smollm2_tokenizer, smollm2_with
 
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 DEEPSEEK = ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>")
 CODESTRAL = ("[SUFFIX]", "[PREFIX]")
-
-
-def smollm2_with(directory: Path, *tokens: str) -> Tokenizer:
-    """SmolLM2's tokenizer with more special tokens, as StarCoder's and Qwen's have them."""
-    file = HfTokenizer.from_file(str(smollm2_tokenizer().directory / "tokenizer.json"))
-    file.add_special_tokens([tokenizers.AddedToken(token, special=True) for token in tokens])
-    file.save(str(directory / "tokenizer.json"))
-    return Tokenizer(directory)
 
 
 def code_llama(directory: Path) -> Tokenizer:

@@ -7,8 +7,7 @@ import pytest
 from runtime.wire import MAX_FORCED_TOKENS
 from scheduler.core.core import Core
 from scheduler.core.messages import FinishReason, Plan
-from tests.scheduler.core.test_results import make_result
-from tests.support.scheduler.core import make_request, make_settings, tokens_of
+from tests.support.scheduler.core import make_request, make_result, make_settings, tokens_of
 
 
 def begun(*, constrained: tuple[int, ...] = (1,), **settings: object) -> tuple[Core, list[Plan]]:

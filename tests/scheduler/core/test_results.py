@@ -7,21 +7,9 @@ import pytest
 
 from scheduler.core.core import Core
 from scheduler.core.messages import ChoiceStart, FinishReason, Plan, Result, StepOutputs, StopRules
-from tests.support.scheduler.core import CoreDriver, make_request, make_settings, tokens_of
+from tests.support.scheduler.core import CoreDriver, make_request, make_result, make_settings, tokens_of
 
 EOS, OWN = 7, 9
-
-
-def make_result(step: int, *entries: tuple[int, int, int], **fields: object) -> Result:
-    """entries: (sequence, position, token)."""
-    sequences, positions, token_ids = zip(*entries, strict=True) if entries else ((), (), ())
-    return Result(
-        step=step,
-        sequences=np.array(sequences, np.int64),
-        positions=np.array(positions, np.int32),
-        token_ids=np.array(token_ids, np.int32),
-        **fields,  # type: ignore[arg-type]
-    )
 
 
 def say(rules: StopRules, tokens: list[int], **settings: object) -> list[StepOutputs]:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from scheduler.core.core import Core
 from scheduler.core.messages import (
     ChoiceStart,
@@ -165,3 +167,15 @@ class CoreDriver:
 
     def reason(self, group: int, choice: int = 0) -> FinishReason:
         return self.ends[group, choice].reason
+
+
+def make_result(step: int, *entries: tuple[int, int, int], **fields: object) -> Result:
+    """entries: (sequence, position, token)."""
+    sequences, positions, token_ids = zip(*entries, strict=True) if entries else ((), (), ())
+    return Result(
+        step=step,
+        sequences=np.array(sequences, np.int64),
+        positions=np.array(positions, np.int32),
+        token_ids=np.array(token_ids, np.int32),
+        **fields,  # type: ignore[arg-type]
+    )

@@ -2,13 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
+import pytest
 
+from octavo.plan import simulate as simulating
 from octavo.plan.costs.step_shape import StepShape
 from octavo.plan.simulate import Run, simulate
-from octavo.plan.workload import NO_PREFIX, Workload
+from octavo.plan.workload import NO_PREFIX, Workload, parse_lengths, synthesize
 from scheduler.core.messages import CoreSettings
+from scheduler.recording.file import RecordingWriter
+from tests.support.scheduler.recordings import recorded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,3 +59,29 @@ def workload(
 
 def run(requests: Workload, cost: LinearCost | None = None, *, num_replicas: int = 1, **changes: object) -> Run:
     return simulate(settings(**changes), cost or LinearCost(), requests, num_replicas=num_replicas)
+
+
+COST = LinearCost(step=0.004, token=0.0005)
+
+
+def load(num_requests: int = 40, rate: float = 8.0) -> Workload:
+    return synthesize(
+        num_requests=num_requests,
+        rate=rate,
+        concurrency=0,
+        prompt_len=parse_lengths("uniform:4:60", "prompt_len"),
+        output_len=parse_lengths("uniform:2:30", "output_len"),
+        max_model_len=512,
+        shared_prefix=0.5,
+        num_prefixes=3,
+    )
+
+
+def record(path: Path, monkeypatch: pytest.MonkeyPatch, workload: Workload, core: CoreSettings) -> Run:
+    """Simulates a workload with a core that is recorded, as a scheduler's."""
+    writer = RecordingWriter(path, 1 << 24, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr(simulating, "Core", recorded(writer))
+        run = simulate(core, COST, workload)
+    writer.close()
+    return run

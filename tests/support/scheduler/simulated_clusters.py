@@ -9,13 +9,14 @@ import pytest
 
 from configs.load import load_options
 from configs.options import Options
+from octavo.bench.datasets.chosen import DatasetQuery, choose
 from octavo.bench.serve import Load
 from octavo.plan import simulate as simulating
 from octavo.plan.simulate import simulate
 from octavo.tune.bounds import as_predicted
 from octavo.tune.space import Candidate
 from octavo.tune.trials.clusters import TrialFailed
-from octavo.tune.workload import paper_workload
+from octavo.tune.workload import TuneWorkload, paper_workload
 from protos import inference_pb2
 from scheduler.recording.file import RecordingWriter, recording_path
 from scheduler.settings import core_settings
@@ -102,3 +103,26 @@ class SimulatedCluster:
             elif "_ms_" in key:
                 numbers[key] = value * factor
         return numbers | {"client_cpu": 0.1}
+
+
+class Silent:
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def expect(self, num_trials: int) -> None:
+        assert num_trials >= 0
+
+    def begin(self, text: str) -> None: ...
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def cost_of(options: Options) -> LinearCost:
+    return LinearCost(step=0.006, token=0.0003)
+
+
+def workload_of(num_requests: int = 16, **query: Any) -> TuneWorkload:
+    return TuneWorkload(
+        dataset=choose(DatasetQuery(**query)), num_requests=num_requests, vocab_size=10_000, max_model_len=512
+    )

@@ -11,9 +11,9 @@ from tests.fakes.fake_model import POISON, VOCAB_SIZE
 from tests.fakes.fake_runner import fake_runner
 from tests.fakes.gpu.gpu_model import FakeGpuModel, fake_kv_cache
 from tests.support.gpu.gpu import gpu_device
+from tests.support.masked_rows import EOS, LONG, PLAIN, TEXTS, THINKING, settings
 from tests.support.scheduler.generate import Asked, Generated, generate
 from tests.support.text_choices import FEW_TOKENS, choice, texts_grammars
-from tests.worker.step.test_masks import EOS, LONG, PLAIN, TEXTS, THINKING, settings
 from worker.errors import PlanError
 from worker.gpu.engine import GpuEngine
 from worker.gpu.runner import GpuRunner

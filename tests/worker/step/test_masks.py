@@ -5,24 +5,15 @@ from typing import Any
 
 import pytest
 
-from protos.inference_pb2 import ReasoningMarks, SamplingParams, TokenIds
-from scheduler.core.messages import CoreSettings, FinishReason, Speculation
+from protos.inference_pb2 import SamplingParams, TokenIds
+from scheduler.core.messages import FinishReason, Speculation
 from tests.fakes.fake_model import POISON
 from tests.fakes.fake_runner import fake_runner
+from tests.support.masked_rows import END, EOS, LONG, PLAIN, TEXTS, THINKING, settings
 from tests.support.scheduler.generate import Asked, Generated, generate
 from tests.support.text_choices import FEW_TOKENS, choice, texts_grammars
 from worker.step import masks
 
-EOS = 2
-TEXTS = choice("the quick brown fox", "the quiet brown bear", "abcabcabc", "abba", "zzz")
-# Longer than a step may force.
-LONG = choice("c" + "defghijklmnopqrstuvwxyz" * 2)
-# A row with POISON in its output fails.
-PLAIN = {"max_tokens": 30, "ignore_eos": True, "logit_bias": {POISON: -100.0}}
-# Four tokens that end the reasoning.
-END = [9, 35, 35, 35]
-MARKS = ReasoningMarks(is_open=True, ends=["zzz"], end_token_ids=END)
-THINKING = {"thinking_token_budget": 6, "reasoning_marks": MARKS}
 REQUESTS = [
     Asked([5, 6, 7], SamplingParams(temperature=0.0, max_tokens=40, constraint=TEXTS, logprobs=2), num_choices=2),
     Asked([8, 9], SamplingParams(temperature=1.5, seed=4, max_tokens=40, constraint=TEXTS), num_choices=3),
@@ -38,17 +29,6 @@ REQUESTS = [
     Asked([5, 6, 7], SamplingParams(temperature=0.0, logprobs=1, **THINKING, **PLAIN)),
     Asked([8, 9], SamplingParams(temperature=1.0, seed=4, **THINKING, **PLAIN), num_choices=2),
 ]
-
-
-def settings(steps: int = 1, **changes: Any) -> CoreSettings:
-    fields: dict[str, Any] = {
-        "block_size": 8,
-        "num_blocks": 64,
-        "max_model_len": 128,
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 64,
-    }
-    return CoreSettings(max_steps_in_flight=steps, eos_token_ids=frozenset({EOS}), **(fields | changes))
 
 
 def run(asked: Sequence[Asked] = REQUESTS, *, steps: int = 1, lose_at: int = 0, **changes: Any) -> Generated:
