@@ -140,7 +140,8 @@ FAMILIES: dict[str, TinyFamily] = {
             "attention_chunk_size": WINDOW, "floor_scale": 4, "attn_scale": 0.3, "rope_parameters": _LLAMA3_ROPE,
         },
         odd={"head_dim": 16, "intermediate_size_mlp": 72, "num_local_experts": 5}, gpu={"intermediate_size_mlp": 80},
-        ranks={"intermediate_size_mlp": 64},
+        # With one expert a token, as ranks that share experts need it.
+        ranks={"intermediate_size_mlp": 64, "num_experts_per_tok": 1},
     ),
     # Biases everywhere, and steps that both limits cut.
     "mamba2": TinyFamily(
