@@ -26,6 +26,7 @@ RUN pip --python /opt/venv install $PIP_ARGS -c constraints/${BUILD}.txt torch t
 # The dependencies and the command `octavo`; PYTHONPATH names the code, whose changes leave this stage as it is.
 # PyTorch's tests and headers, 145 MB, serve only those who compile extensions.
 COPY pyproject.toml README.md LICENSE ./
+COPY clients/python/hatch_build.py clients/python/
 RUN pip --python /opt/venv install $PIP_ARGS -c constraints/${BUILD}.txt -e '.[tracing]' \
     && rm -r /opt/venv/lib/python3*/site-packages/torch/test /opt/venv/lib/python3*/site-packages/torch/include
 

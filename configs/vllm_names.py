@@ -7,6 +7,9 @@ it. Every other one is refused by name: a cluster that silently left a machine o
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from configs.programs import module_of
+
+_SCHEDULER, _WORKER = (f"python -m {module_of(kind)}" for kind in ("scheduler", "worker"))
 _MACHINES = (
     "each machine starts its own processes, and they find each other by scheduler_addresses, step_addresses and "
     "curve_dir (docs/operations.md, Several machines); or one command starts all of them on a Ray cluster: "
@@ -15,7 +18,7 @@ _MACHINES = (
 _BALANCING = "the router balances over all replicas, of any machine: name them in scheduler_addresses"
 _RANKS = "ranks find each other through their scheduler: step_addresses=tcp://HOST:PORT"
 _REPLICAS = f"replicas that share experts meet at the scheduler of replica 0, which step_addresses names; {_BALANCING}"
-_REPLICA = "`python -m scheduler --replica D` and `python -m worker --replica D` name the replica"
+_REPLICA = f"`{_SCHEDULER} --replica D` and `{_WORKER} --replica D` name the replica"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +30,14 @@ class _Name:
 
 _NAMES: Mapping[str, _Name] = {
     "nnodes": _Name(_MACHINES, ("1",)),
-    "node_rank": _Name(f"`python -m worker --rank R --replica D` starts a worker anywhere; {_MACHINES}", ("0",)),
-    "headless": _Name("`python -m scheduler` and `python -m worker` start a replica without a router", ("false",)),
+    "node_rank": _Name(f"`{_WORKER} --rank R --replica D` starts a worker anywhere; {_MACHINES}", ("0",)),
+    "headless": _Name(f"`{_SCHEDULER}` and `{_WORKER}` start a replica without a router", ("false",)),
     "master_addr": _Name(_RANKS),
     "master_port": _Name(_RANKS),
     "data_parallel_address": _Name(_REPLICAS),
     "data_parallel_rpc_port": _Name(_REPLICAS),
     "data_parallel_size_local": _Name(
-        "`octavo up` starts all replicas of data_parallel_size on this machine; on another one, `python -m scheduler "
+        f"`octavo up` starts all replicas of data_parallel_size on this machine; on another one, `{_SCHEDULER} "
         "--replica D` with scheduler_addresses starts one of them"
     ),
     "data_parallel_start_rank": _Name(_REPLICA, ("0",)),

@@ -12,7 +12,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from configs.groups.compilation import CompilationConfig, CompilationLevel, CompilationMode, CUDAGraphMode
     from octavo.client.async_client import AsyncClient, AsyncGenerationStream
     from octavo.client.connection import tls_credentials
     from octavo.client.constraints import Constraint
@@ -50,11 +49,12 @@ if TYPE_CHECKING:
     )
     from octavo.client.sync_client import Client, GenerationStream
     from octavo.client.tools import Tool, ToolCall, ToolCallPiece
+    from octavo.local import CompilationConfig, CompilationLevel, CompilationMode, CUDAGraphMode
     from octavo.local.async_llm import AsyncLLM
     from octavo.local.llm import LLM
 
 _MODULES = {
-    "configs.groups.compilation": ("CUDAGraphMode", "CompilationConfig", "CompilationLevel", "CompilationMode"),
+    "octavo.local": ("CUDAGraphMode", "CompilationConfig", "CompilationLevel", "CompilationMode"),
     "octavo.client.async_client": ("AsyncClient", "AsyncGenerationStream"),
     "octavo.client.sync_client": ("Client", "GenerationStream"),
     "octavo.client.tools": ("Tool", "ToolCall", "ToolCallPiece"),

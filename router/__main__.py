@@ -49,7 +49,7 @@ _OWN_FLAGS = {
 def main(argv: list[str]) -> int:
     """Runs a router until SIGTERM or SIGINT. Returns the exit code: 0, or 2 with the cause on stderr."""
     if {"-h", "--help"} & set(argv):
-        print(usage("python -m router", _OWN_FLAGS))
+        print(usage(f"python -m {__package__}", _OWN_FLAGS))
         return 0
     try:
         config, flags, own = parse_flags(argv, tuple(_OWN_FLAGS))

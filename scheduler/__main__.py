@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     way. The cause is on stderr.
     """
     if {"-h", "--help"} & set(argv):
-        print(usage("python -m scheduler", _OWN_FLAGS))
+        print(usage(f"python -m {__package__}", _OWN_FLAGS))
         return 0
     try:
         config, flags, own = parse_flags(argv, tuple(_OWN_FLAGS))

@@ -44,7 +44,7 @@ _READY_STATES = (step_pb2.WORKER_STATE_IDLE, step_pb2.WORKER_STATE_STEPPING)
 def main(argv: list[str]) -> int:
     """Runs a worker until it is told to stop. Returns the exit code: 0, or non-zero with the cause on stderr."""
     if {"-h", "--help"} & set(argv):
-        print(usage("python -m worker", _OWN_FLAGS))
+        print(usage(f"python -m {__package__}", _OWN_FLAGS))
         return 0
     try:
         config, flags, own = parse_flags(argv, tuple(_OWN_FLAGS))

@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from configs.options import Options
+from configs.programs import module_of
 
 
 class Stage(IntEnum):
@@ -50,9 +51,6 @@ def cluster_processes(options: Options, config: Path, *, num_cores: int) -> list
     if options.in_lockstep:
         replicas_a_wave = options.data_parallel_size
 
-    def command(module: str, *arguments: str) -> tuple[str, ...]:
-        return (sys.executable, "-m", module, "-c", str(config), *arguments)
-
     units = replica_units(options)
     processes: list[ProcessSpec] = []
     for replica in range(options.data_parallel_size):
@@ -60,7 +58,7 @@ def cluster_processes(options: Options, config: Path, *, num_cores: int) -> list
             ProcessSpec(
                 name=f"worker {replica}.{rank}",
                 stage=Stage.WORKER,
-                command=command("worker", "--replica", str(replica), "--rank", str(rank)),
+                command=process_command(Stage.WORKER, config, "--replica", str(replica), "--rank", str(rank)),
                 health_port=options.process_metrics_port("worker", replica, rank),
                 wave=replica // replicas_a_wave,
                 unit=units[replica],
@@ -71,7 +69,7 @@ def cluster_processes(options: Options, config: Path, *, num_cores: int) -> list
         ProcessSpec(
             name=f"scheduler {replica}",
             stage=Stage.SCHEDULER,
-            command=command("scheduler", "--replica", str(replica)),
+            command=process_command(Stage.SCHEDULER, config, "--replica", str(replica)),
             health_port=options.process_metrics_port("scheduler", replica),
             wave=replica // replicas_a_wave,
             unit=units[replica],
@@ -83,13 +81,18 @@ def cluster_processes(options: Options, config: Path, *, num_cores: int) -> list
         ProcessSpec(
             name=_router_name(options, router, process),
             stage=Stage.ROUTER,
-            command=command("router", "--router", str(router), *_sharing(options, process)),
+            command=process_command(Stage.ROUTER, config, "--router", str(router), *_sharing(options, process)),
             health_port=options.process_metrics_port("router", router, process),
             unit=Unit(_router_name(options, router, process)),
         )
         for router, process in routers
     ]
     return processes
+
+
+def process_command(stage: Stage, config: Path, *arguments: str) -> tuple[str, ...]:
+    """Returns the command of a process that reads `config`, with the interpreter and the Octavo that run here."""
+    return (sys.executable, "-m", module_of(stage.name.lower()), "-c", str(config), *arguments)
 
 
 def replica_units(options: Options) -> list[Unit]:

@@ -229,7 +229,6 @@ class RayFleet:
         try:
             cause = await host.call(
                 "run",
-                settings.module,
                 settings.arguments,
                 settings.options,
                 settings.files,

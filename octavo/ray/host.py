@@ -9,14 +9,13 @@ import os
 import random
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from octavo.cluster.errors import ProcessFailed
 from octavo.cluster.ports import are_free
-from octavo.cluster.processes import ProcessSpec, Stage
+from octavo.cluster.processes import ProcessSpec, Stage, process_command
 from octavo.cluster.readiness import read_health
 from octavo.cluster.runtime_files import child_environment
 from octavo.cluster.supervisor import Supervisor
@@ -100,7 +99,6 @@ class ProcessHost:
 
     async def run(
         self,
-        module: str,
         arguments: Sequence[str],
         options: str,
         files: Mapping[str, str],
@@ -110,14 +108,14 @@ class ProcessHost:
         health_port: int,
         hang_timeout: float,
     ) -> str:
-        """Keeps `python -m MODULE` running. Returns once it has ended: an empty string if it was told to, else its last
+        """Keeps the process running. Returns once it has ended: an empty string if it was told to, else its last
         lines and why it is not restarted.
 
         options: as YAML. files: text by name, written beside the options.
         """
         for name, text in {**files, "options.yaml": options.replace(DIRECTORY, str(self._directory.path))}.items():
             await self.write(name, text)
-        command = (sys.executable, "-m", module, "-c", str(self._directory.path / "options.yaml"), *arguments)
+        command = process_command(self._stage, self._directory.path / "options.yaml", *arguments)
         self._health_at = metrics_host, health_port
         self._supervisor = Supervisor(
             [ProcessSpec(name=self._name, stage=self._stage, command=command, health_port=health_port)],

@@ -18,7 +18,6 @@ _SCHEDULER_KEYS = ("scheduler.key_secret", "allowed_workers/worker.key")
 class ProcessSettings:
     """The arguments of octavo.ray.host.ProcessHost.run."""
 
-    module: str
     arguments: tuple[str, ...] = ()
     # YAML.
     options: str
@@ -28,7 +27,7 @@ class ProcessSettings:
 def router_settings(options: Options) -> ProcessSettings:
     """The router's settings: it reads each replica's address from a file, scheduler-<replica>."""
     files = tuple(f"file:{DIRECTORY}/scheduler-{replica}" for replica in range(options.data_parallel_size))
-    return ProcessSettings(module="router", options=_yaml(options, scheduler_addresses=files))
+    return ProcessSettings(options=_yaml(options, scheduler_addresses=files))
 
 
 def scheduler_settings(
@@ -36,7 +35,6 @@ def scheduler_settings(
 ) -> ProcessSettings:
     """place: the scheduler's node address and the first of its ports."""
     return ProcessSettings(
-        module="scheduler",
         arguments=("--replica", str(replica)),
         options=_yaml(options, **_addresses(options, place)),
         files={f"keys/{name}": keys[name] for name in _SCHEDULER_KEYS},
@@ -48,7 +46,6 @@ def worker_settings(
 ) -> ProcessSettings:
     """scheduler: the scheduler's node address and first port. address: the worker's node address."""
     return ProcessSettings(
-        module="worker",
         arguments=("--replica", str(replica), "--rank", str(rank)),
         options=_yaml(
             options, worker_host=address, worker_threads=threads_of(options), **_addresses(options, scheduler)

@@ -96,7 +96,7 @@ def _digest(source: Path) -> str:
 
 
 def _convert(source: Path, target: Path) -> None:
-    command = [sys.executable, "-m", "runtime.tokenizer.convert", str(source), str(target)]
+    command = [sys.executable, "-m", f"{__package__}.convert", str(source), str(target)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_CONVERSION_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:

@@ -10,9 +10,9 @@ _SKIPPED = {"__pycache__", "build", "dist", "node_modules"}
 
 
 def packages() -> list[str]:
-    """The import packages that an installation contains, from pyproject.toml."""
+    """The packages that an installation contains, by their names in the repository, from pyproject.toml."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    return project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    return project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]["packages"]
 
 
 def files(*suffixes: str, under: Path = ROOT) -> Iterator[Path]:

@@ -17,7 +17,7 @@ from kernels.triton_common.tuned_tiles import Tile, find_file, first_folder, nea
 
 _SHIPPED = Path(__file__).parent / "tuned"
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("octavo.kernels")
 
 
 def file_name(N: int, K: int, device_name: str, *, blockwise: bool) -> str:

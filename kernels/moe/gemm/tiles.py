@@ -65,7 +65,7 @@ _MAX_FP8_BLOCK_N = 128
 _MIN_BLOCK_N = 16
 MAX_BLOCK_K = 256
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("octavo.kernels")
 
 
 def file_name(num_experts: int, size: int, device_name: str, *, is_fp8: bool) -> str:

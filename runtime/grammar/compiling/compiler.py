@@ -139,7 +139,7 @@ class Compiler(ConstraintCompiler):
     def _start(self) -> subprocess.Popen[bytes]:
         eos = ",".join(map(str, self.eos_token_ids))
         given = (self.directory, self.vocab_size, eos, _PATIENCE * self.seconds, self.mib)
-        command = [sys.executable, "-m", "runtime.grammar.compiling.checking", *map(str, given)]
+        command = [sys.executable, "-m", f"{__package__}.checking", *map(str, given)]
         # Threads take address space, which is bounded there.
         environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
         self._process = process = subprocess.Popen(

@@ -3,9 +3,7 @@
 import asyncio
 import importlib.metadata
 import json
-import os
 import subprocess
-import sys
 import venv
 import zipfile
 from pathlib import Path
@@ -16,6 +14,7 @@ from octavo import AsyncClient, SamplingParams
 from tests.fakes.routers import running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
 from tests.support.repository import ROOT
+from tests.support.wheels import CLIENT, build_wheels, pip
 
 # What it may import beside the standard library: grpcio and its own requirement, and protobuf.
 NEEDED = ("grpcio", "protobuf", "typing-extensions")
@@ -61,13 +60,6 @@ print(json.dumps({"texts": texts, "token_ids": asyncio.run(in_tasks()), "heavy":
 """
 
 
-def build(directory: Path) -> Path:
-    """Builds the wheel, with what the environment has."""
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation", "--no-deps", "--no-index"]
-    subprocess.run([*command, "-w", directory, ROOT / "clients/python"], check=True, timeout=120)
-    return next(directory.glob("octavo_client-*.whl"))
-
-
 def link_needed(site: Path) -> None:
     """Links the packages NEEDED into an environment: nothing may be downloaded."""
     for name in NEEDED:
@@ -80,7 +72,8 @@ def link_needed(site: Path) -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("wheel"))
+    (wheel,) = build_wheels(tmp_path_factory.mktemp("wheel"), CLIENT)
+    return wheel
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +83,9 @@ def alone(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(directory, with_pip=False)
     python = directory / "bin/python"
     link_needed(next(directory.glob("lib/python*/site-packages")))
-    pip = [sys.executable, "-m", "pip", "--quiet", "--python", str(python)]
     # Without --no-deps: pip finds that what the wheel requires is there.
-    subprocess.run([*pip, "install", "--no-index", wheel], check=True, timeout=120)
-    subprocess.run([*pip, "check"], check=True, timeout=120)
+    pip("--python", python, "install", "--no-index", wheel)
+    pip("--python", python, "check")
     return python
 
 
@@ -125,27 +117,3 @@ async def test_it_streams_attaches_and_is_told_of_errors_in_an_empty_environment
     assert not [path for path in told["path"] if path.startswith(str(ROOT))]
     assert told["texts"] == [choice.text for choice in own.choices]
     assert told["token_ids"] == [list(choice.token_ids) for choice in own.choices]
-
-
-def test_the_clients_own_tests_pass_with_it(wheel: Path, tmp_path: Path) -> None:
-    """Runs the tests of the client in another process, where `octavo` is the wheel's."""
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "wheel")
-    clients = ROOT / "tests/integration/clients"
-    tests = [ROOT / "tests/octavo/client", clients / "test_client_resume.py", clients / "test_client_attach.py"]
-    tests.append(clients / "test_client_tools.py")
-    (tmp_path / "whose_client.py").write_text(
-        "import octavo.client.base\n\n\ndef pytest_report_header():\n    return octavo.client.base.__file__\n"
-    )
-    paths = f"pythonpath={tmp_path / 'wheel'} {tmp_path} {ROOT}"
-    options = ["-c", ROOT / "pyproject.toml", "--rootdir", ROOT, "-o", paths, "-p", "no:cacheprovider", "-vv"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, "-p", "whose_client", *tests],
-        env=os.environ | {"PYTHONPATH": f"{tmp_path / 'wheel'}:{tmp_path}"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert str(tmp_path / "wheel/octavo/client/base.py") in done.stdout

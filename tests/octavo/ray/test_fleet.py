@@ -48,10 +48,8 @@ class StandInActor:
     async def write(self, name: str, text: str) -> None:
         self.files[name] = text
 
-    async def run(
-        self, module: str, arguments: Sequence[str], options: str, files: dict[str, str], **settings: Any
-    ) -> str:
-        self.runs.append({**yaml.safe_load(options), "command": (module, *arguments), "files": set(files)})
+    async def run(self, arguments: Sequence[str], options: str, files: dict[str, str], **settings: Any) -> str:
+        self.runs.append({**yaml.safe_load(options), "arguments": tuple(arguments), "files": set(files)})
         self._ending = asyncio.Future()
         return await self._ending
 
@@ -142,7 +140,7 @@ CAUSE = "worker 1.0 ended with exit code 2. Its last words:\n  the GPU fell off 
 
 async def test_each_process_knows_where_its_scheduler_is_and_has_the_keys_that_it_needs(running: Running) -> None:
     worker, scheduler = running["worker 1.1"].runs[0], running["scheduler 1"].runs[0]
-    assert worker["command"] == ("worker", "--replica", "1", "--rank", "1")
+    assert worker["arguments"] == ("--replica", "1", "--rank", "1")
     assert worker["step_addresses"] == scheduler["step_addresses"] == ["tcp://10.0.0.2:7003"] * 2
     assert scheduler["scheduler_addresses"] == ["10.0.0.2:7002"] * 2
     assert worker["worker_host"] == "10.0.0.2"
@@ -153,7 +151,7 @@ async def test_each_process_knows_where_its_scheduler_is_and_has_the_keys_that_i
     assert router.runs[0]["files"] == set(), "it needs no keys"
     assert router.files == {"scheduler-0": "10.0.0.1:7001", "scheduler-1": "10.0.0.2:7002"}
     for run in (router.runs[0], worker, scheduler):
-        Options(**{name: value for name, value in run.items() if name not in ("command", "files")})
+        Options(**{name: value for name, value in run.items() if name not in ("arguments", "files")})
     running.task.cancel()
 
 

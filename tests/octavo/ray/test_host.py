@@ -51,7 +51,7 @@ async def _line(host: ProcessHost, words: str) -> None:
 async def test_a_process_gets_its_files_in_a_private_directory_and_ends_when_told_to() -> None:
     others = set(psutil.Process().children())
     host = ProcessHost("worker 0.0", Stage.WORKER)
-    running = asyncio.create_task(host.run("worker", [], _options(), {"keys/worker.key_secret": "secret"}, **SETTINGS))
+    running = asyncio.create_task(host.run([], _options(), {"keys/worker.key_secret": "secret"}, **SETTINGS))
     await _line(host, "worker 0 max_num_seqs=7")
     (child,) = set(psutil.Process().children()) - others
     assert os.getpgid(child.pid) == child.pid, "signals for this process would reach it"
@@ -78,7 +78,7 @@ async def test_what_ends_for_good_is_told_with_its_last_words(
 ) -> None:
     monkeypatch.setenv("FAKE_WORKER", behaviour)
     host = ProcessHost("worker 0.0", Stage.WORKER)
-    cause = await asyncio.wait_for(host.run("worker", [], _options(), {}, **SETTINGS), TIMEOUT)
+    cause = await asyncio.wait_for(host.run([], _options(), {}, **SETTINGS), TIMEOUT)
     assert words in cause
     await host.clean_up()
 
