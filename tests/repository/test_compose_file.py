@@ -150,7 +150,8 @@ def test_the_image_has_every_package_and_nothing_else_of_the_repository():
     dockerfile = (ROOT / "Dockerfile").read_text()
     # Without those from other stages.
     copied = {source for line in re.findall(r"^COPY (?!--from)(.+)$", dockerfile, re.M) for source in line.split()[:-1]}
-    assert copied == {*packages(), "constraints", "pyproject.toml", "README.md", "LICENSE"}
+    build = {"pyproject.toml", "README.md", "LICENSE", "clients/python/hatch_build.py"}
+    assert copied == {*packages(), *build, "constraints"}
     allowed = (ROOT / ".dockerignore").read_text().splitlines()
     assert {line[1:] for line in allowed if line.startswith("!")} == copied
     assert "*" in allowed
