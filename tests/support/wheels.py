@@ -1,4 +1,4 @@
-"""The wheels of octavo and octavo-client, built of the repository."""
+"""Builds the wheels of octavo and octavo-client, with what the environment has."""
 
 import subprocess
 import sys
@@ -6,14 +6,14 @@ from pathlib import Path
 
 from tests.support.repository import ROOT
 
-OCTAVO, CLIENT = ROOT, ROOT / "clients/python"
+CLIENT = ROOT / "clients/python"
 
 
-def build_wheels(directory: Path, *projects: Path) -> list[Path]:
-    """Builds the wheels of projects in a directory, with what the environment has."""
-    for project in projects:
-        pip("wheel", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", directory, project)
-    return [next(directory.glob(f"octavo{'_client' * (project == CLIENT)}-*.whl")) for project in projects]
+def build_wheel(project: Path, directory: Path) -> Path:
+    """Builds the wheel of a folder or a source distribution in an empty directory."""
+    pip("wheel", "--no-build-isolation", "--no-deps", "--no-index", "--wheel-dir", directory, project)
+    (wheel,) = directory.glob("*.whl")
+    return wheel
 
 
 def pip(*arguments: str | Path) -> None:

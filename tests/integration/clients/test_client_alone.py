@@ -4,6 +4,7 @@ import asyncio
 import importlib.metadata
 import json
 import subprocess
+import sys
 import venv
 import zipfile
 from pathlib import Path
@@ -14,7 +15,7 @@ from octavo import AsyncClient, SamplingParams
 from tests.fakes.routers import running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
 from tests.support.repository import ROOT
-from tests.support.wheels import CLIENT, build_wheels, pip
+from tests.support.wheels import CLIENT, build_wheel, pip
 
 # What it may import beside the standard library: grpcio and its own requirement, and protobuf.
 NEEDED = ("grpcio", "protobuf", "typing-extensions")
@@ -72,8 +73,12 @@ def link_needed(site: Path) -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    (wheel,) = build_wheels(tmp_path_factory.mktemp("wheel"), CLIENT)
-    return wheel
+    """Built of the source distribution, as a package index has it."""
+    directory = tmp_path_factory.mktemp("source")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(directory)]
+    subprocess.run(command, cwd=CLIENT, capture_output=True, check=True, timeout=120)
+    (source,) = directory.iterdir()
+    return build_wheel(source, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="module")

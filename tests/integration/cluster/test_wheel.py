@@ -26,7 +26,7 @@ from packaging.requirements import Requirement
 from kernels.native.cache_directory import cache_directory
 from tests.support.ports import free_port, free_ports
 from tests.support.repository import ROOT, files, name, packages
-from tests.support.wheels import CLIENT, OCTAVO, build_wheels, pip
+from tests.support.wheels import CLIENT, build_wheel, pip
 
 QUESTION = "What is the capital of France? Answer briefly."
 ANSWER = "The capital of France is Paris."
@@ -65,8 +65,8 @@ def link(name: str, site_packages: Path) -> None:
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The wheels that are built here, by distribution."""
-    directory = tmp_path_factory.mktemp("wheels")
-    return dict(zip(("octavo", "octavo-client"), build_wheels(directory, OCTAVO, CLIENT), strict=True))
+    projects = {"octavo": ROOT, "octavo-client": CLIENT}
+    return {each: build_wheel(project, tmp_path_factory.mktemp(each)) for each, project in projects.items()}
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +101,8 @@ def home(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> P
     (metadata,) = importlib.metadata.distributions(name="octavo", path=[str(wheels["octavo"])])
     for requirement in requirements(metadata, "plan"):
         link(requirement, site_packages(home / "env"))
-    wheel, client = wheels.values()
-    pip("--python", home / "env/bin/python", "install", "--no-index", "--no-compile", f"{wheel}[plan]", client)
+    given = (f"{wheels['octavo']}[plan]", wheels["octavo-client"])
+    pip("--python", home / "env/bin/python", "install", "--no-index", "--no-compile", *given)
     # What the tests have compiled fits the wheel, if that has the same sources.
     shutil.copytree(cache_directory("kernels"), home / "cache/kernels", ignore=shutil.ignore_patterns(".*"))
     return home
