@@ -35,8 +35,9 @@ from router.intake.intake import Intake
 from router.intake.live import LiveRequests
 from router.intake.media.fetching import Fetcher
 from router.intake.media.items import Items
-from router.intake.media.limits import MediaLimits
 from router.intake.media.store import ItemStore
+from router.intake.new_streams import NewStreams
+from router.intake.served import RouterText, ServedModel
 from router.replicas.dispatcher import Dispatcher
 from router.replicas.health.pace import PaceSettings
 from router.replicas.migrations import Migrations
@@ -44,10 +45,13 @@ from router.replicas.peers import Peers
 from router.replicas.policies import POLICIES
 from router.replicas.replica import ReplicaOptions
 from router.replicas.replica_set import ReplicaSet
+from router.request.media.limits import MediaLimits
+from router.request.outputs import Outputs
 from router.security.authentication import KeyInterceptor
 from router.security.keys import Keys
 from router.security.shared_limits import SharedLimits
 from router.streams.registry import StreamRegistry
+from router.streams.whole_answers import WholeAnswers
 from router.telemetry.call_context import TraceInterceptor
 from router.telemetry.metrics import RouterMetrics, vllm_names
 from router.telemetry.requests import RequestTelemetry
@@ -149,22 +153,19 @@ class RouterServer:
         migrations = Migrations(self._replicas, dispatcher, self.metrics)
         live = LiveRequests(self.streams, migrations, self._replicas.replicas, self._peers)
         self.intake = Intake(
-            model_name=model_name,
-            tokenizer=self._tokenizer,
-            constraints=self._constraints,
-            replicas=self._replicas,
+            ServedModel(model_name, self._replicas),
+            RouterText(
+                encoder=self._tokenizer,
+                outputs=Outputs(tokenizer, options.tool_call_parser, options.reasoning_parser),
+                constraints=self._constraints,
+                trusts_templates=options.trust_request_chat_template,
+            ),
+            self._items,
             admission=Admission(self._replicas, options.max_streams, options.max_streams_per_key),
-            registry=self.streams,
-            dispatcher=dispatcher,
+            streams=NewStreams(self.streams, dispatcher, self.metrics, buffer_bytes=options.stream_buffer_bytes),
             live=live,
-            metrics=self.metrics,
+            answers=WholeAnswers(options.max_answers_bytes),
             telemetry=RequestTelemetry(self.metrics, self._tracing, log_requests=options.enable_log_requests),
-            items=self._items,
-            buffer_bytes=options.stream_buffer_bytes,
-            answers_bytes=options.max_answers_bytes,
-            trusts_templates=options.trust_request_chat_template,
-            tool_call_parser=options.tool_call_parser,
-            reasoning_parser=options.reasoning_parser,
         )
         self.held_streams = HeldStreams(options.max_detached_streams, self.metrics.detached_streams)
         self.attachments = Attachments(

@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from protos.scheduler_pb2 import CacheEvent
+from router.accepted import RoutingHints
 from router.replicas.policies import POLICIES, Policy, ReplicaLoad
-from router.request import RoutingHints
 from runtime.block_hashes import hash_prompt_blocks, scope_of
 
 _BLOCK_SIZE, _BUDGET, _MAX_BLOCKS = 64, 2048, 4096

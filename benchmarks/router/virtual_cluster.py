@@ -26,9 +26,9 @@ from protos.scheduler_pb2 import (
     Submit,
     Welcome,
 )
+from router.accepted import RoutingHints
 from router.replicas.policies import Policy, ReplicaLoad
 from router.replicas.session import Session
-from router.request import RoutingHints
 from runtime.wire import PROTOCOL_VERSION
 from scheduler.core.core import Core
 from scheduler.core.messages import CoreSettings, Result

@@ -43,6 +43,8 @@ class _ChoiceState:
         self.finish_reason: FinishReason | None = None
         self.stop: str | int | None = None
         self.exact = True
+        # Bytes of text before the request, which resumes.
+        self.num_bytes_before = 0
 
     @property
     def text(self) -> str:
@@ -63,7 +65,7 @@ class Assembly:
     def __init__(self, request: pb.GenerateRequest):
         self._request = request
         self._started: pb.Started | None = None
-        self._attempt = 0
+        self._attempt = request.resume.attempt
         self._num_resumes = 0
         self.num_calls = 0
         # A request without its prompt and items, from which resumes are made; None until there is one.
@@ -75,6 +77,12 @@ class Assembly:
         self._choices: dict[int, _ChoiceState] = {}
         self._prompt_logprobs: list[PositionLogprobs] = []
         self._usage: Usage | None = None
+        for each in request.resume.choices:
+            state = self._choices[each.index] = _ChoiceState()
+            state.token_ids.extend(each.output_token_ids)
+            state.num_bytes_before = each.text_bytes_delivered
+            # Why it ended, its client knows.
+            state.finish_reason = FinishReason.STOP if each.finished else None
 
     @property
     def request_id(self) -> str:
@@ -117,13 +125,13 @@ class Assembly:
         resume.attempt = self._attempt
         resume.prompt_token_ids.extend(self._started.prompt_token_ids)
         resume.fingerprint = self._started.fingerprint
-        resume.prompt_logprobs_delivered = self._prompt_logprobs_whole
+        resume.prompt_logprobs_delivered = self._prompt_logprobs_whole or self._request.resume.prompt_logprobs_delivered
         resume.items.extend(self._started.items)
         for index, choice in sorted(self._choices.items()):
             resume.choices.add(
                 index=index,
                 output_token_ids=choice.token_ids,
-                text_bytes_delivered=sum(len(text.encode()) for text in choice.texts),
+                text_bytes_delivered=choice.num_bytes_before + sum(len(text.encode()) for text in choice.texts),
                 finished=choice.finish_reason is not None,
             )
         return request
@@ -314,6 +322,7 @@ def _without_input(request: pb.GenerateRequest) -> pb.GenerateRequest:
     bare.CopyFrom(request)
     bare.ClearField("input")
     bare.ClearField("items")
+    bare.ClearField("resume")
     if request.parse_output:
         # Its tools say what a call is.
         bare.chat.CopyFrom(request.chat)

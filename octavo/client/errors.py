@@ -112,15 +112,35 @@ def from_rpc_error(error: "grpc.RpcError", *, not_found: type[OctavoError] = Mod
 
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     code: grpc.StatusCode = error.code()
-    kind = not_found if code.name == "NOT_FOUND" else _BY_CODE.get(code.name, ServerError)
+    retry_after_s, reason = _details(error.trailing_metadata())
     if code.name == error.details() == "CANCELLED":
         # Not caused by Cancel, for which a router gives details: gRPC reports calls like this that a server drops at
         # shutdown.
-        kind = Unavailable
-    retry_after_s, reason = _details(error.trailing_metadata())
+        return Unavailable(code.name, code=code, retry_after_s=retry_after_s)
+    return from_status(
+        code.name,
+        error.details() or code.name,
+        reason=reason,
+        code=code,
+        retry_after_s=retry_after_s,
+        not_found=not_found,
+    )
+
+
+def from_status(
+    name: str,
+    message: str,
+    *,
+    reason: str = "",
+    code: "grpc.StatusCode | None" = None,
+    retry_after_s: float | None = None,
+    not_found: type[OctavoError] = ModelNotFound,
+) -> OctavoError:
+    """The exception for a status. name: of its gRPC code. reason: ErrorInfo's. The rest: as in `from_rpc_error`."""
+    kind = not_found if name == "NOT_FOUND" else _BY_CODE.get(name, ServerError)
     if kind is InvalidRequest and reason == _ITEMS_NEEDED:
         kind = ItemsNeeded
-    return kind(error.details() or code.name, code=code, retry_after_s=retry_after_s)
+    return kind(message, code=code, retry_after_s=retry_after_s)
 
 
 def _details(metadata: "Iterable[tuple[str, str | bytes]] | None") -> tuple[float | None, str]:

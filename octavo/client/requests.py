@@ -169,8 +169,9 @@ Message = Mapping[str, Any]
 # "multi_modal_data": {"image": one or several, "video": ...}, "mm_processor_kwargs": ...}; a placeholder token of the
 # model's stands in the text for each.
 PromptWithMedia = Mapping[str, Any]
-# Plain text, messages for the chat template, token ids, or a prompt with images.
-Prompt = str | Sequence[Message] | Sequence[int] | PromptWithMedia
+# Plain text, messages for the chat template, token ids, or a prompt with images. Or the request as it travels, with all
+# that docs/wires.md describes: then sampling and options stay away.
+Prompt = str | Sequence[Message] | Sequence[int] | PromptWithMedia | pb.GenerateRequest
 
 
 class OutputOptions(TypedDict, total=False):
@@ -230,8 +231,10 @@ def generate_request(prompt: Prompt, sampling: SamplingParams | None, options: R
 
     Raises InvalidRequest.
     """
+    if isinstance(prompt, pb.GenerateRequest):
+        return _own(prompt, sampling, options)
     request = pb.GenerateRequest(
-        request_id=options.get("request_id") or uuid.uuid4().hex,
+        request_id=request_id_of(prompt, options),
         model=options.get("model", ""),
         sampling=(sampling or SamplingParams()).to_proto(),
         priority=options.get("priority", 0),
@@ -284,6 +287,22 @@ def generate_request(prompt: Prompt, sampling: SamplingParams | None, options: R
         except (TypeError, ValueError) as error:
             raise InvalidRequest(f"a prompt is text, messages or token ids: {error}") from None
         request.token_ids.SetInParent()
+    return request
+
+
+def request_id_of(prompt: Prompt, options: RequestOptions) -> str:
+    """Returns the request's own id, or a new one."""
+    own = prompt.request_id if isinstance(prompt, pb.GenerateRequest) else ""
+    return options.get("request_id") or own or uuid.uuid4().hex
+
+
+def _own(message: pb.GenerateRequest, sampling: SamplingParams | None, options: RequestOptions) -> pb.GenerateRequest:
+    """Returns a copy of a message with a request_id. Raises InvalidRequest."""
+    if given := [*(["sampling"] if sampling is not None else []), *({*options} - {"request_id", "trace_headers"})]:
+        raise InvalidRequest(f"{given[0]} is given beside a GenerateRequest: set the message's own field")
+    request = pb.GenerateRequest()
+    request.CopyFrom(message)
+    request.request_id = request_id_of(message, options)
     return request
 
 

@@ -1,7 +1,6 @@
 """A model for asyncio programs: each request is an asynchronous iterator of its outputs."""
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any, Protocol, Unpack
 from configs.load import load_options
 from configs.options import Options
 from octavo.client.errors import DuplicateRequest
-from octavo.client.requests import Message, Prompt, RequestOptions, SamplingParams, as_messages
+from octavo.client.requests import Message, Prompt, RequestOptions, SamplingParams, as_messages, request_id_of
 from octavo.client.results import Generation
 from octavo.local.engine_thread import EngineThread
 from octavo.local.in_process import InProcess
@@ -57,11 +56,12 @@ class AsyncLLM:
     ) -> AsyncGenerator[Generation, None]:
         """Yields the output so far whenever there is more of it, until output.finished.
 
-        prompt: text, messages or token ids, as for LLM.generate; options: those of a client's call, such as request_id,
-        tools or beam_width. Leaving the iterator early, or cancelling its task, ends the request. Raises
-        InvalidRequest, DuplicateRequest if a live request has this request_id, or ServerError if it can't be computed.
+        prompt: text, messages, token ids or a GenerateRequest, as for LLM.generate; options: those of a client's call,
+        such as request_id, tools or beam_width. Leaving the iterator early, or cancelling its task, ends the request.
+        Raises InvalidRequest, ModelNotFound, DuplicateRequest if a live request has this request_id, or ServerError if
+        it can't be computed.
         """
-        request_id = options["request_id"] = options.get("request_id") or uuid.uuid4().hex
+        request_id = options["request_id"] = request_id_of(prompt, options)
         if request_id in self._live:
             raise DuplicateRequest(f"request_id={request_id!r} is live: choose another one, or none")
         self._live.add(request_id)

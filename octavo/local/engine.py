@@ -4,16 +4,18 @@ import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Unpack
 
 from configs.options import Options
 from octavo.client.errors import InvalidRequest
-from octavo.local.items import ItemFlow, core_span
+from octavo.local.items import ItemFlow
 from protos import inference_pb2 as pb
 from protos import step_pb2
 from runtime.media.packed import PackedItem
 from scheduler.core.core import Core
-from scheduler.core.messages import ChoiceStart, GroupRequest, Plan, SequenceEnd, SequenceKey, StepOutputs
-from scheduler.ranks.step_wire import GroupSampling, StepCodec, is_constrained, stop_rules
+from scheduler.core.messages import ChoiceStart, Plan, SequenceEnd, SequenceKey, StepOutputs
+from scheduler.ranks.group_requests import GroupFields, group_request
+from scheduler.ranks.step_wire import StepCodec
 from scheduler.settings import core_settings
 from scheduler.step_costs import StepCostMeter
 from worker.step.runner import PendingResult, StepRunner
@@ -106,30 +108,28 @@ class Engine:
         group: int,
         prompt_token_ids: Sequence[int],
         sampling: pb.SamplingParams,
-        outputs: Sequence[Sequence[int]] = (),
+        choices: Sequence[ChoiceStart] = (),
         *,
         items: Sequence[pb.ItemSpan] = (),
         files: Sequence[PackedItem] = (),
+        **fields: Unpack[GroupFields],
     ) -> None:
         """Queues a request under a number that the caller chooses and has never used before.
 
-        sampling: resolved, with every applicable field set (router.intake.validation.resolve_sampling). outputs: what
-        each choice has already, to be continued. items: images and videos among the prompt's tokens, and their files,
-        which are held until the whole group is cancelled. Raises InvalidRequest.
+        sampling: resolved, with every applicable field set (router.request.pipeline.resolve). choices: those that have
+        not ended, with what each has already; empty: sampling.n new ones. items: images and videos among the prompt's
+        tokens, and their files, which are held until the whole group is cancelled. fields: others of its
+        GroupRequest. Raises InvalidRequest.
         """
         self._items.add(group, files)
-        starts = outputs or [()] * sampling.n
-        request = GroupRequest(
+        request = group_request(
+            sampling,
             group=group,
             request_id=str(group),
             prompt_token_ids=tuple(prompt_token_ids),
-            choices=tuple(ChoiceStart(choice=i, output_token_ids=tuple(ids)) for i, ids in enumerate(starts)),
-            stop=stop_rules(sampling),
-            sampling=GroupSampling(sampling, group=group, first_choice=0),
-            bypass_prefix_cache=sampling.HasField("prompt_logprobs"),
-            is_constrained=is_constrained(sampling),
-            max_drafts=sampling.num_speculative_tokens if sampling.HasField("num_speculative_tokens") else None,
-            items=tuple(map(core_span, items)),
+            choices=choices or [ChoiceStart(choice=i) for i in range(sampling.n)],
+            items=items,
+            **fields,
         )
         if rejection := self._core.submit(request, time.monotonic()):
             self._items.remove(group)

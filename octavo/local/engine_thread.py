@@ -44,6 +44,9 @@ class EngineThread:
                 self._running.add(request)
             except OctavoError as error:
                 self._tell(request, error)
+            else:
+                if request.finished:
+                    self._tell(request, None)
 
         with self._changed:
             self.check()

@@ -3,20 +3,25 @@
 import weakref
 from collections.abc import Callable, Sequence
 
+from configs import features
 from configs.options import Options
+from octavo.client.errors import from_status
 from octavo.client.requests import generate_request
 from octavo.client.results import Generation
+from octavo.local.desk import LocalItems, LocalModel, LocalText, run_here
 from octavo.local.engine import build_engine
-from octavo.local.request import LocalMedia, LocalRequest
+from octavo.local.request import LocalRequest
 from octavo.local.running import Asked, Running
 from octavo.local.search import LocalSearch
 from protos import inference_pb2 as pb
+from router.errors import RequestError
 from router.intake.constraints import canonical_form, compilers
-from router.intake.media.limits import MediaLimits
-from router.intake.outputs import Outputs
+from router.replicas.replica_set import missing_feature
+from router.request.media.limits import MediaLimits
+from router.request.outputs import Outputs
+from router.request.pipeline import resolve
 from router.text.tokenizer import Tokenizer
 from runtime.grammar.engine import ConstraintCompiler
-from runtime.media.recipes.registry import recipe_from_json
 from runtime.model_files import resolve_model
 from runtime.tokenizer.files import tokenizer_directory
 
@@ -29,11 +34,11 @@ class InProcess:
         self._tokenizer = Tokenizer(tokenizer_directory(resolve_model(options.model), options.tokenizer))
         self._engine = build_engine(options)
         self.running = Running(self._engine)
-        self._max_logprobs = options.max_logprobs
-        self._outputs = Outputs(self._tokenizer, options.tool_call_parser, options.reasoning_parser)
-        media_json = self._engine.model.media_json
-        recipe = recipe_from_json(media_json) if media_json else None
-        self._media = LocalMedia(recipe, MediaLimits.of(options))
+        self._model = LocalModel(info=self._engine.model, max_logprobs=options.max_logprobs)
+        self._features = features.of_worker(self._model.info) | features.OF_SCHEDULERS
+        outputs = Outputs(self._tokenizer, options.tool_call_parser, options.reasoning_parser)
+        self._text = LocalText(self._tokenizer, outputs, self._canonical)
+        self._items = LocalItems(MediaLimits.of(options))
         self._make_compiler = compilers(self._tokenizer.directory, options.constraint_compile_timeout)
         # Made for the first constraint.
         self._compiler: ConstraintCompiler | None = None
@@ -44,21 +49,19 @@ class InProcess:
         return self._engine.num_preemptions
 
     def request(self, asked: Asked) -> LocalRequest:
-        """Makes a request, or a search if it has a beam_width. Raises InvalidRequest."""
+        """Makes a request, or a search if it has a beam_width. Raises OctavoError, as a router's client would."""
         message = generate_request(*asked)
-        kind = LocalSearch if message.HasField("beam_search") else LocalRequest
-        return kind(
-            message,
-            self._engine.model,
-            self._tokenizer,
-            max_logprobs=self._max_logprobs,
-            canonical=self._canonical,
-            outputs=self._outputs,
-            media=self._media,
-        )
+        try:
+            resolved = run_here(resolve(message, self._model, self._text, self._items))
+            if not resolved.features <= self._features:
+                raise missing_feature(resolved.features)
+            kind = LocalRequest if resolved.beam_search is None else LocalSearch
+            return kind(message, resolved, self._text)
+        except RequestError as error:
+            raise from_status(error.status.name, str(error), reason=error.reason) from None
 
     def compute(self, asked: Sequence[Asked]) -> list[Generation]:
-        """Raises InvalidRequest before anything is computed. In any case, no request stays in the engine."""
+        """Raises OctavoError before anything is computed. In any case, no request stays in the engine."""
         requests = [self.request(each) for each in asked]
         try:
             for request in requests:
@@ -75,8 +78,8 @@ class InProcess:
         self._close_compiler()
 
     def _canonical(self, constraint: pb.Constraint) -> pb.Constraint:
-        """Raises InvalidConstraint, or ValueError if the model can have none."""
+        """Raises InvalidConstraint, MissingFeature."""
         if self._compiler is None:
-            self._compiler = self._make_compiler(self._engine.model)
+            self._compiler = self._make_compiler(self._model.info)
             self._close_compiler = weakref.finalize(self, self._compiler.close)
         return canonical_form(self._compiler, constraint)

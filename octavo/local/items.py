@@ -4,11 +4,10 @@ import threading
 from collections.abc import Sequence
 
 from octavo.client.errors import InvalidRequest
-from protos import inference_pb2 as pb
 from protos import step_pb2
 from runtime.media.packed import PackedItem
 from scheduler.core.core import Core
-from scheduler.core.messages import ItemSpan, SequenceEnd, WantedItem
+from scheduler.core.messages import SequenceEnd, WantedItem
 from worker.step.runner import PreparesItems
 
 
@@ -79,14 +78,3 @@ class ItemFlow:
         message = step_pb2.ItemToEncode(number=wanted.number, data=data, num_embeddings=wanted.num_embeddings)
         self._num_unanswered += 1
         runner.prepare(message, self._answered.set)
-
-
-def core_span(span: pb.ItemSpan) -> ItemSpan:
-    return ItemSpan(
-        name=span.name,
-        first_token=span.first_token,
-        num_tokens=span.num_tokens,
-        num_embeddings=span.num_embeddings,
-        grid=tuple(span.grid),
-        time_step=span.time_step,
-    )

@@ -9,7 +9,6 @@ from configs.options import Options
 from octavo.client.errors import InvalidRequest
 from octavo.client.requests import (
     Message,
-    OutputOptions,
     Prompt,
     PromptWithMedia,
     RequestOptions,
@@ -19,6 +18,7 @@ from octavo.client.requests import (
 from octavo.client.results import Generation
 from octavo.local.in_process import InProcess
 from octavo.local.running import Computes
+from protos.inference_pb2 import GenerateRequest
 
 
 def computes(options: Options) -> Computes:
@@ -68,50 +68,40 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | PromptWithMedia | Sequence[Prompt],
+        prompts: str | PromptWithMedia | GenerateRequest | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        beam_width: int | None = None,
-        length_penalty: float = 1.0,
+        **options: Unpack[RequestOptions],
     ) -> list[Generation]:
         """Returns one result per prompt, in order; all are computed together.
 
         prompts: one text, or a sequence of texts, of chats (sequences of messages) or of sequences of token ids; or one
         or more prompts with images, {"prompt": text, "multi_modal_data": {"image": [...]}} as in vLLM, whose images are
-        paths, files' bytes, data: URIs or images of Pillow's, each with a placeholder token of the model's in the text.
-        sampling: one for all, or one for each. beam_width: searches for the sampling.n best outputs with so many
-        beams, instead of drawing tokens; length_penalty: more than 0 favors long ones. Raises InvalidRequest; then no
-        result of the others is kept.
+        paths, files' bytes, data: URIs or images of Pillow's, each with a placeholder token of the model's in the text;
+        or a GenerateRequest of protos/inference.proto, which has its own sampling.
+        sampling: one for all, or one for each. options: those of a client's call, for all; such as beam_width, which
+        searches for the sampling.n best outputs with so many beams instead of drawing tokens. Raises InvalidRequest or
+        ModelNotFound; then no result of the others is kept.
         """
-        prompts = [prompts] if isinstance(prompts, str | Mapping) else prompts
+        prompts = [prompts] if isinstance(prompts, str | Mapping | GenerateRequest) else prompts
         each = sampling if isinstance(sampling, Sequence) else [sampling] * len(prompts)
         if len(each) != len(prompts):
             raise InvalidRequest(
                 f"{len(each)} sampling parameters for {len(prompts)} prompts: give one for all, or one for each"
             )
-        options: RequestOptions = {}
-        if beam_width is not None:
-            options = {"beam_width": beam_width, "length_penalty": length_penalty}
+        if "request_id" in options and len(prompts) > 1:
+            raise InvalidRequest(f"request_id={options['request_id']!r} for {len(prompts)} prompts: leave it out")
         return self._computes.compute([(prompt, one, options) for prompt, one in zip(prompts, each, strict=True)])
 
     def chat(
         self,
         messages: str | Sequence[Message],
         sampling: SamplingParams | None = None,
-        *,
-        template_arguments: Mapping[str, Any] | None = None,
-        chat_template: str = "",
-        **output: Unpack[OutputOptions],
+        **options: Unpack[RequestOptions],
     ) -> Generation:
         """Returns the assistant's answer to messages; plain text is taken as one user message.
 
-        A message's content may have parts with images (octavo.client.media). template_arguments: extra variables for
-        the chat template. chat_template: one to use instead of the model's. output: tools, and how the output is told
-        apart.
+        A message's content may have parts with images (octavo.client.media). options: those of a client's call, such
+        as template_arguments (extra variables for the chat template), chat_template (one to use instead of the
+        model's), tools, and how the output is told apart.
         """
-        options: RequestOptions = {
-            "template_arguments": template_arguments or {},
-            "chat_template": chat_template,
-            **output,
-        }
         return self._computes.compute([(as_messages(messages), sampling, options)])[0]

@@ -116,6 +116,8 @@ class _Processes:
         options = self._options
         if "runtime_dir" not in options.model_fields_set:
             options = options.model_copy(update={"runtime_dir": directory})
+        # Templates are the program's own, as those of an LLM without workers.
+        options = options.model_copy(update={"trust_request_chat_template": True})
         if "no_replica_timeout" not in options.model_fields_set:
             # The program waits for its answers.
             options = options.model_copy(update={"no_replica_timeout": 0.0})

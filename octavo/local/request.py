@@ -1,30 +1,20 @@
-"""A request to the model in this process: turns the user's input into token ids, and tokens into a result."""
+"""A request to the model in this process: submits what the desk has resolved, and turns tokens into a result."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Mapping, Sequence
 
 from octavo.client.assembly import Assembly
 from octavo.client.errors import InvalidRequest, ServerError
 from octavo.client.results import Generation
+from octavo.local.desk import LocalText, run_here
 from octavo.local.engine import Engine, SequenceOutput
 from protos import inference_pb2 as pb
 from protos import scheduler_pb2
-from router.errors import RequestError
-from router.intake import validation
-from router.intake.bans import ban, check_bans
-from router.intake.constraints import check_constraint
-from router.intake.media.items import read_here
-from router.intake.media.limits import MediaLimits
-from router.intake.media.prompts import Prompt, expanded
-from router.intake.outputs import Outputs, includes_reasoning
-from router.intake.thinking import check_enforced
-from router.intake.validation import resolve_logprobs, resolve_sampling
+from router.accepted import fingerprint_of
 from router.replicas.session import for_scheduler
-from router.streams.choices import new_choices
-from router.text.chat_template import TemplateError
-from router.text.tokenizer import Tokenizer
-from runtime.media.recipes.recipe import Recipe
-from scheduler.core.messages import FinishReason, SequenceEnd
+from router.request.pipeline import ResolvedRequest
+from router.streams.choices import Delta, new_choices, refold
+from scheduler.core.messages import ChoiceStart, FinishReason, SequenceEnd
 
 _WIRE_REASONS = {
     FinishReason.STOP: pb.FINISH_REASON_STOP,
@@ -34,76 +24,51 @@ _WIRE_REASONS = {
 }
 
 
-# Returns the canonical form of a constraint. Raises RequestError.
-Canonical = Callable[[pb.Constraint], pb.Constraint]
-
-
-@dataclass(frozen=True, slots=True)
-class LocalMedia:
-    """How a model's images and videos become tokens, and their bounds. recipe: None: it takes none."""
-
-    recipe: Recipe | None
-    limits: MediaLimits
-
-
 class LocalRequest:
-    """The router's handling of a stream, without the wire: the same checks, defaults, text and stop strings."""
+    """The router's handling of a stream, without the wire: the same text, stop strings and resumes."""
 
-    def __init__(
-        self,
-        message: pb.GenerateRequest,
-        model: pb.ModelInfo,
-        tokenizer: Tokenizer,
-        *,
-        max_logprobs: int,
-        canonical: Canonical,
-        outputs: Outputs,
-        media: LocalMedia,
-    ) -> None:
-        """max_logprobs: the option. outputs: the model's formats. Raises InvalidRequest."""
-        try:
-            validation.check_request(message)
-            check_bans(message.sampling)
-            check_constraint(message)
-            prompt = _prompt(message, tokenizer, media)
-            self.prompt_token_ids = prompt.token_ids
-            self.items, self.files = prompt.spans, tuple(item.packed for item in prompt.items)
-            validation.check_against_model(self.prompt_token_ids, message.sampling, model)
-            parsed_chat = outputs.resolve(message, self.prompt_token_ids)
-            check_enforced(message.sampling, model)
-            self.sampling = resolve_sampling(
-                message.sampling,
-                model.default_sampling,
-                num_prompt_tokens=len(self.prompt_token_ids),
-                max_model_len=model.max_model_len,
-            )
-            resolve_logprobs(self.sampling, model.vocab_size, max_logprobs)
-            ban(self.sampling, tokenizer.encode_bad_words(message.sampling.bad_words), model)
-            if self.sampling.HasField("constraint"):
-                self.sampling.constraint.CopyFrom(canonical(self.sampling.constraint))
-        except (RequestError, TemplateError) as error:
-            raise InvalidRequest(str(error)) from None
-        parsers = outputs.parsers(
-            parsed_chat,
+    def __init__(self, message: pb.GenerateRequest, resolved: ResolvedRequest, text: LocalText) -> None:
+        """message: as its client sent it. resolved: what the desk made of it. Raises the router's InvalidRequest if a
+        resume contradicts itself."""
+        model, sampling = resolved.model, resolved.sampling
+        self.prompt_token_ids, self.sampling = resolved.prompt.token_ids, sampling
+        self.items, self.files = resolved.prompt.spans, tuple(item.packed for item in resolved.prompt.items)
+        self.priority, self.cache_salt = message.priority, message.cache_salt
+        parsers = text.outputs.parsers(
+            resolved.parsed_chat,
             self.prompt_token_ids,
             request_id=message.request_id,
-            num_choices=self.sampling.n,
-            include_reasoning=includes_reasoning(message),
+            num_choices=sampling.n,
+            include_reasoning=resolved.include_reasoning,
         )
-        self._choices = new_choices(self.sampling, model.eos_token_ids, tokenizer, parsers)
-        self._num_live = len(self._choices)
+        self._choices = new_choices(sampling, model.eos_token_ids, text.tokenizer, parsers)
         self._num_cached_tokens = self._num_draft_tokens = self._num_accepted_tokens = 0
+        resume = message.resume if message.HasField("resume") else None
+        backlog = [] if resume is None else run_here(refold(self._choices, resume, sampling, asyncio.Lock()))
+        self._num_live = sum(choice.finish is None for choice in self._choices)
+        fingerprint = fingerprint_of(model, resolved.features)
+        if resume is not None and not self._num_live:
+            # All of it was computed there.
+            fingerprint = resume.fingerprint
+        self._is_exact = resume is None or resume.fingerprint == fingerprint
+        self._scores_prompt = resume is None or not resume.prompt_logprobs_delivered
         self._assembly = Assembly(message)
         started = pb.Started(
             request_id=message.request_id,
-            seed=self.sampling.seed,
+            seed=sampling.seed,
             prompt_token_ids=self.prompt_token_ids,
-            sampling=self.sampling,
-            fingerprint=model.fingerprint,
+            sampling=sampling,
+            fingerprint=fingerprint,
             model=model.name,
             items=self.items,
+            attempt=message.resume.attempt,
         )
         self._assembly.accept(pb.GenerateResponse(started=started))
+        for chunk in backlog:
+            chunk.exact = self._is_exact
+            self._assembly.accept(pb.GenerateResponse(chunk=chunk))
+        if not self._num_live:
+            self._finish()
 
     @property
     def request_id(self) -> str:
@@ -121,8 +86,28 @@ class LocalRequest:
         self._assembly.accept(pb.GenerateResponse(prompt_logprobs=frame))
 
     def ask(self, engine: Engine, group: int) -> None:
-        """Submits the request, or the next step of a search, as a group of the engine's. Raises InvalidRequest."""
-        engine.submit(group, self.prompt_token_ids, for_scheduler(self.sampling), items=self.items, files=self.files)
+        """Submits the request, which has not finished, or the next step of a search, as a group of the engine's. Raises
+        InvalidRequest."""
+        sampling = for_scheduler(self.sampling)
+        if not self._scores_prompt:
+            sampling.ClearField("prompt_logprobs")
+        starts = {each.index: each.token_ids for each in self._choices if each.finish is None}
+        self._submit(engine, group, sampling, starts)
+
+    def _submit(
+        self, engine: Engine, group: int, sampling: pb.SamplingParams, starts: Mapping[int, Sequence[int]]
+    ) -> None:
+        """starts: the tokens that each choice has already. Raises InvalidRequest."""
+        engine.submit(
+            group,
+            self.prompt_token_ids,
+            sampling,
+            [ChoiceStart(choice=choice, output_token_ids=tuple(ids)) for choice, ids in starts.items()],
+            items=self.items,
+            files=self.files,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+        )
 
     def follow(self, engine: Engine, group: int, index: int, output: SequenceOutput) -> bool:
         """Takes one step's output for a sequence of its group. Returns True if the group is done: the request has
@@ -159,7 +144,7 @@ class LocalRequest:
         logprobs: list[pb.TokenLogprobs] = list(output.logprobs)  # type: ignore[arg-type] # opaque to the core
         piece = choice.advance(output.first_token, output.token_ids, logprobs, ended)
         if piece is not None:
-            self._assembly.accept(piece.message())
+            self._accept(piece)
         if end is not None:
             self.note_end(index, end)
         return choice.finish is not None and end is None
@@ -185,23 +170,6 @@ class LocalRequest:
         )
         self._assembly.accept(pb.GenerateResponse(finished=pb.Finished(usage=usage)))
 
-
-def _prompt(message: pb.GenerateRequest, tokenizer: Tokenizer, media: LocalMedia) -> Prompt:
-    """Returns the prompt with its items. Raises RequestError or TemplateError."""
-    items = read_here(message, media.recipe, media.limits)
-    token_ids = _encode(message, tokenizer)
-    if media.recipe is None:
-        return Prompt(token_ids)
-    source = "the rendered chat" if message.HasField("chat") else "the prompt"
-    return expanded(token_ids, items, media.recipe, source=source)
-
-
-def _encode(message: pb.GenerateRequest, tokenizer: Tokenizer) -> list[int]:
-    """The prompt's token ids. Raises RequestError or TemplateError."""
-    match message.WhichOneof("input"):
-        case "chat":
-            validation.check_chat(message.chat)
-            return tokenizer.encode_chat(message.chat)
-        case "prompt":
-            return tokenizer.encode(message.prompt)
-    return list(message.token_ids.ids)
+    def _accept(self, piece: Delta) -> None:
+        piece.exact = self._is_exact
+        self._assembly.accept(piece.message())

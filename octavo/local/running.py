@@ -44,7 +44,9 @@ class Running:
         return self._live.values()
 
     def add(self, request: LocalRequest) -> None:
-        """Submits a request. Raises InvalidRequest."""
+        """Submits a request, unless a resume brought all of its output. Raises InvalidRequest."""
+        if request.finished:
+            return
         group = next(self._groups)
         request.ask(self._engine, group)
         self._live[group] = request

@@ -2,55 +2,29 @@
 
 from collections.abc import Sequence
 
-from octavo.client.errors import InvalidRequest, ServerError
+from octavo.client.errors import ServerError
+from octavo.local.desk import LocalText
 from octavo.local.engine import Engine, SequenceOutput
-from octavo.local.request import Canonical, LocalMedia, LocalRequest
+from octavo.local.request import LocalRequest
 from protos import inference_pb2 as pb
 from protos.scheduler_pb2 import SequenceFinish
-from router.errors import RequestError
-from router.intake.outputs import Outputs
-from router.search.checks import check_room, check_search, resolve_search
+from router.request.pipeline import ResolvedRequest
 from router.search.messages import end_ids, finish, new_search, step_sampling
-from router.text.tokenizer import Tokenizer
 from scheduler.core.messages import FinishReason
 
 
 class LocalSearch(LocalRequest):
     """Asks the engine for the tokens that may come next, one step after the other."""
 
-    def __init__(
-        self,
-        message: pb.GenerateRequest,
-        model: pb.ModelInfo,
-        tokenizer: Tokenizer,
-        *,
-        max_logprobs: int,
-        canonical: Canonical,
-        outputs: Outputs,
-        media: LocalMedia,
-    ) -> None:
-        """message: with a beam_search. max_logprobs: the option. outputs: the model's formats. Raises
-        InvalidRequest."""
-        try:
-            check_search(message)
-            super().__init__(
-                message,
-                model,
-                tokenizer,
-                max_logprobs=max_logprobs,
-                canonical=canonical,
-                outputs=outputs,
-                media=media,
-            )
-            asked = resolve_search(message)
-            assert asked is not None
-            check_room(asked, self.sampling, model)
-        except RequestError as error:
-            raise InvalidRequest(str(error)) from None
-        self._ends = end_ids(self.sampling, model.eos_token_ids)
-        self._search = new_search(asked, self.sampling, model.eos_token_ids)
+    def __init__(self, message: pb.GenerateRequest, resolved: ResolvedRequest, text: LocalText) -> None:
+        """resolved: with a beam_search. Raises the router's InvalidRequest if a resume contradicts itself."""
+        assert resolved.beam_search is not None
+        eos_token_ids = resolved.model.eos_token_ids
+        self._ends = end_ids(resolved.sampling, eos_token_ids)
+        self._search = new_search(resolved.beam_search, resolved.sampling, eos_token_ids)
         self._answers: list[Sequence[pb.TokenLogprob]] = []
         self._num_asked = 0
+        super().__init__(message, resolved, text)
 
     def ask(self, engine: Engine, group: int) -> None:
         """Submits a step. Raises InvalidRequest."""
@@ -58,8 +32,7 @@ class LocalSearch(LocalRequest):
         self._answers = [() for _ in live]
         self._num_asked = len(live)
         sampling = step_sampling(self._search, self.sampling.seed)
-        outputs = [beam.token_ids for beam in live]
-        engine.submit(group, self.prompt_token_ids, sampling, outputs, items=self.items, files=self.files)
+        self._submit(engine, group, sampling, {index: beam.token_ids for index, beam in enumerate(live)})
 
     def follow(self, engine: Engine, group: int, index: int, output: SequenceOutput) -> bool:
         return self.take_answer(index, output)
@@ -69,7 +42,7 @@ class LocalSearch(LocalRequest):
         for choice in self._choices:
             piece = choice.advance(0, (), [], SequenceFinish(reason=pb.FINISH_REASON_CANCELLED))
             if piece is not None:
-                self._assembly.accept(piece.message())
+                self._accept(piece)
         self._finish()
 
     def take_answer(self, beam: int, output: SequenceOutput) -> bool:
@@ -100,5 +73,5 @@ class LocalSearch(LocalRequest):
             ended: SequenceFinish = finish(beam, self.sampling, self._ends, self._num_cached_tokens)
             piece = choice.advance(0, beam.token_ids, beam.logprobs(), ended)
             if piece is not None:
-                self._assembly.accept(piece.message())
+                self._accept(piece)
         self._finish()

@@ -15,18 +15,18 @@ import numpy as np
 from octavo.plan.costs.step_shape import CostModel, PaperRows, StepShape
 from octavo.plan.errors import PlanError
 from octavo.plan.workload import Workload
+from protos import inference_pb2 as pb
 from scheduler.core.core import Core
 from scheduler.core.messages import (
     ChoiceStart,
     CoreSettings,
     FinishReason,
-    GroupRequest,
     RejectReason,
     Result,
     StepCosts,
     StepOutputs,
-    StopRules,
 )
+from scheduler.ranks.group_requests import group_request
 
 
 class Replica:
@@ -67,12 +67,12 @@ class Replica:
     def submit(self, workload: Workload, index: int, now: float) -> bool:
         """Queues a request; returns False if the queue is full. Raises PlanError for one that can never be served."""
         rejection = self.core.submit(
-            GroupRequest(
+            group_request(
+                pb.SamplingParams(max_tokens=int(workload.output_lens[index]), ignore_eos=True),
                 group=index,
                 request_id=str(index),
                 prompt_token_ids=workload.prompt(index),
                 choices=(ChoiceStart(choice=0),),
-                stop=StopRules(max_tokens=int(workload.output_lens[index]), ignore_eos=True),
             ),
             now,
         )

@@ -15,8 +15,9 @@ from configs.sampling import (
     MAX_STOP_STRINGS,
     MAX_STOP_TOKENS,
 )
-from router.intake.tools import MAX_TOOLS
-from router.intake.validation import MAX_CHAT_MESSAGES, MAX_TOKENIZED
+from router.request.chat import MAX_CHAT_MESSAGES
+from router.request.features.tools import MAX_TOOLS
+from router.request.values import MAX_TOKENIZED
 
 # Fields of a message on the wire, those of its parts included, known or not: a chat of 16,384 messages has 65,536 of
 # them. They take 30 ms to count and 10 ms to parse.
@@ -26,7 +27,7 @@ MAX_NUMBERS = 2**21
 # Messages within messages, as deep as protobuf reads them.
 MAX_DEPTH = 100
 
-# In all messages of a chat; each may have validation.MAX_PARTS.
+# In all messages of a chat; each may have asked.MAX_PARTS.
 _MAX_ALL_PARTS, _MAX_ALL_CALLS = 32_768, 16_384
 # Images and videos; how many a model takes is checked when they are read.
 _MAX_ITEMS, _MAX_FRAMES = 16_384, 16_384

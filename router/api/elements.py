@@ -265,7 +265,7 @@ def _beyond(beyond: tuple[_Field, str], num_elements: list[int] | None = None) -
     """num_elements: if all have been counted."""
     found, path = beyond
     number = f"more than {found.most}" if num_elements is None else num_elements[found.index]
-    return InvalidRequest(f"{path} has {number} entries: use at most {found.most} in one message")
+    return InvalidRequest(f"{path} has {number} entries: use at most {found.most}")
 
 
 def _malformed(position: int, why: str) -> InvalidRequest:

@@ -15,13 +15,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from protos.inference_pb2 import Constraint, GenerateRequest, ModelInfo
-from router.errors import InvalidConstraint, InvalidTools, MissingFeature
+from protos.inference_pb2 import Constraint, ModelInfo
+from router.errors import InvalidConstraint, MissingFeature
 from router.intake.outcomes import Outcome, Outcomes, Refusal
 from router.security.identity import caller_share
 from router.telemetry.metrics import RouterMetrics
 from router.text.tokenizer_pool import Turns
-from runtime.grammar.bounds import MAX_TEXT_BYTES
 from runtime.grammar.compiling.compiler import Compiler
 from runtime.grammar.engine import ConstraintCompiler, ConstraintError, EngineError, OverBoundError
 
@@ -34,40 +33,24 @@ _SLOW_SECONDS, _REPAID_SECONDS = 0.5, 0.1
 _MOST_DEBTORS = 256
 # For so long a constraint that was over a bound is refused at once.
 _OVER_BOUND_SECONDS = 60.0
-# A larger message has a text that is too large, however it is divided.
-_MOST_BYTES = 2 * MAX_TEXT_BYTES
 _MOST_PROBLEM_CHARS = 2_000
-# The schemas of a chat's tools are tried for so long. All together have as many bytes as one constraint may.
-_MOST_TOOL_SECONDS = 2.0
 
 CompilerMaker = Callable[[ModelInfo], ConstraintCompiler]
 
 
-def check_constraint(message: GenerateRequest) -> None:
-    """Checks all that can be checked without the model. Raises InvalidConstraint."""
-    sampling = message.sampling
-    if not sampling.HasField("constraint"):
-        return
-    kind = sampling.constraint.WhichOneof("kind")
-    if kind is None:
-        raise InvalidConstraint(
-            "it has no kind: set json_schema, json_object, regex, choice, grammar or structural_tag"
-        )
-    if (size := sampling.constraint.ByteSize()) > _MOST_BYTES:
-        raise InvalidConstraint(f"it has {size} bytes: use at most {MAX_TEXT_BYTES}", kind)
-    if sampling.ignore_eos:
-        raise InvalidConstraint("it does not go with ignore_eos, because a complete output ends: use one of them")
-    if message.HasField("beam_search"):
-        raise InvalidConstraint("it does not go with beam_search: use one of them")
-
-
 def canonical_form(compiler: ConstraintCompiler, constraint: Constraint) -> Constraint:
-    """Raises InvalidConstraint, EngineError."""
+    """Raises InvalidConstraint, and MissingFeature if none can be compiled here."""
     try:
         return compiler.canonical(constraint)
     except ConstraintError as error:
         refusal = _refusal(error, constraint)
         raise InvalidConstraint(refusal.problem, refusal.kind) from None
+    except EngineError as error:
+        raise _unable(error) from None
+
+
+def _unable(error: EngineError) -> MissingFeature:
+    return MissingFeature(f"sampling.constraint is set, which this router can't compile: {error}")
 
 
 def _refusal(error: ConstraintError, constraint: Constraint) -> Refusal:
@@ -175,7 +158,7 @@ class Constraints:
         except ConstraintError as error:
             outcome = _refusal(error, constraint)
         except EngineError as error:
-            raise MissingFeature(f"sampling.constraint is set, which this router can't compile: {error}") from None
+            raise _unable(error) from None
         finally:
             seconds = time.monotonic() - since
             self._metrics.constraint_seconds.observe(seconds)
@@ -231,21 +214,3 @@ def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *
     # The loop may be closed by the time that the last calls of a router end.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(function, *arguments)
-
-
-async def wrong_tool(
-    constraints: Constraints, schemas: dict[int, str], model: ModelInfo, error: InvalidConstraint
-) -> InvalidTools:
-    """Finds the tool whose schema keeps a chat's calls from being constrained.
-
-    schemas: by the places of their tools (parsing.grammar.enforced_schemas). error: of the constraint made of them.
-    """
-    until = time.monotonic() + _MOST_TOOL_SECONDS
-    for index, schema in schemas.items():
-        try:
-            await constraints.canonical(Constraint(json_schema=schema), model)
-        except InvalidConstraint as wrong:
-            return InvalidTools(wrong.problem, index)
-        if time.monotonic() > until:
-            break
-    return InvalidTools(f"no output can be made to follow them: {error.problem}")

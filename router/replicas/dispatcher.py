@@ -4,6 +4,7 @@ import logging
 import time
 
 from protos import scheduler_pb2 as wire
+from router.accepted import fingerprint_of
 from router.errors import (
     DuplicateRequest,
     InvalidRequest,
@@ -18,7 +19,6 @@ from router.replicas.parked import ParkedStreams
 from router.replicas.placed_stream import PlacedStream
 from router.replicas.replica_set import ReplicaSet
 from router.replicas.session import Session
-from router.request import fingerprint_of
 from router.telemetry.metrics import RouterMetrics
 from runtime.wire import RESUBMISSION_BITS, SESSION_PART_TOKENS
 

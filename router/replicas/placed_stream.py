@@ -5,9 +5,9 @@ from typing import Protocol
 
 from protos.inference_pb2 import SamplingParams
 from protos.scheduler_pb2 import CANCEL_REASON_CLIENT, CancelReason, SequenceFinish, SequenceStart
+from router.accepted import Request
 from router.errors import RequestError
 from router.replicas.session import TokenSink
-from router.request import Request
 
 
 class PlacedStream(TokenSink, Protocol):

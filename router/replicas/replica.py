@@ -27,6 +27,7 @@ from protos.scheduler_pb2 import (
     Welcome,
 )
 from protos.scheduler_pb2_grpc import SchedulerStub
+from router.accepted import RoutingHints, fingerprint_of
 from router.replicas.connection import ENDED_HERE, Connection
 from router.replicas.health.breaker import Breaker, Progress
 from router.replicas.health.held_back import Hold, Quarantined
@@ -35,7 +36,6 @@ from router.replicas.health.silence import Silence
 from router.replicas.policies.prefix_index import PrefixIndex
 from router.replicas.session import Session, SessionError, check_welcome
 from router.replicas.slices import finish_in_slices
-from router.request import RoutingHints, fingerprint_of
 from router.telemetry.metrics import RouterMetrics
 from runtime.wire import PROTOCOL_VERSION
 
@@ -146,7 +146,7 @@ class Replica:
         return self.usable and self.session is not None and self.session.load.workers_ready
 
     def fingerprint(self, hints: RoutingHints) -> str:
-        """Returns its fingerprint for a request (router.request.fingerprint_of); empty while there is no Session."""
+        """Returns its fingerprint for a request (router.accepted.fingerprint_of); empty while there is no Session."""
         return "" if self.session is None else fingerprint_of(self.session.welcome.model, hints.features)
 
     @property

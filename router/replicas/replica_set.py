@@ -8,15 +8,20 @@ from collections.abc import Callable, Collection, Sequence
 from configs.features import named
 from configs.sampling import MAX_LOGPROBS
 from protos.inference_pb2 import ModelInfo
+from router.accepted import RoutingHints
 from router.errors import MissingFeature, NoReplica
 from router.replicas.health.pace import Pace, PaceSettings, State
 from router.replicas.policies import Policy, ReplicaLoad
 from router.replicas.replica import Replica, ReplicaOptions
 from router.replicas.session import Session
-from router.request import RoutingHints
 from router.telemetry.metrics import RouterMetrics
 
 log = logging.getLogger("octavo.router.replicas")
+
+
+def missing_feature(needed: frozenset[str]) -> MissingFeature:
+    """needed: the features of a request that nothing here has."""
+    return MissingFeature(f"{named(needed)}: no replica here can do that; update one, or leave it unset")
 
 
 class ReplicaSet:
@@ -136,8 +141,7 @@ class ReplicaSet:
         when it was there last."""
         able = [replica for replica in usable if replica.can(hints)]
         if usable and not any(replica.can(hints) for replica in self.replicas):
-            needed = hints.features or frozenset({"logprobs"})
-            raise MissingFeature(f"{named(needed)}: no replica here can do that; update one, or leave it unset")
+            raise missing_feature(hints.features or frozenset({"logprobs"}))
         return able
 
     def _choose(self, candidates: Sequence[Replica], hints: RoutingHints) -> Replica:

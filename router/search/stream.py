@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 
 from protos import inference_pb2 as pb
 from protos import scheduler_pb2 as wire
+from router.accepted import Request
 from router.errors import Internal
 from router.replicas.dispatcher import Dispatcher
 from router.replicas.slices import run_in_slices
-from router.request import Request
 from router.search.messages import end_ids, finish, new_search, step_sampling
 from router.security.identity import RateLimits
 from router.streams.choices import Choice

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from protos.inference_pb2 import CancelResponse
+from router.accepted import Request
 from router.errors import Cancelled, DuplicateRequest, RequestError, Superseded
 from router.replicas.broadcast import newest
-from router.request import Request
 from router.streams.stream import Stream
 from router.telemetry.metrics import RouterMetrics
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from protos import inference_pb2 as pb
 from protos import scheduler_pb2 as wire
+from router.accepted import EndedRequest, Request, finish_reason_name
 from router.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -18,7 +19,6 @@ from router.errors import (
 )
 from router.replicas.dispatcher import Dispatcher
 from router.replicas.session import for_scheduler
-from router.request import EndedRequest, Request, finish_reason_name
 from router.security.identity import RateLimits
 from router.streams.choices import Choice, Delta
 from router.streams.outbox import TAKEN_BYTES, Outbox, OutboxFullError

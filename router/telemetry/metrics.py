@@ -8,7 +8,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricF
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from router.request import EndedRequest
+from router.accepted import EndedRequest
 from router.telemetry.happenings import Happenings
 from runtime.telemetry.lag import lag_histogram
 from runtime.telemetry.metrics import VllmNames

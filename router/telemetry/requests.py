@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from protos import inference_pb2 as pb
-from router.request import UNTRACED, EndedRequest, Request, RequestTrace
+from router.accepted import UNTRACED, EndedRequest, Request, RequestTrace
 from router.security.identity import caller
 from router.telemetry.call_context import incoming_traceparent, set_trace_id
 from router.telemetry.metrics import RouterMetrics

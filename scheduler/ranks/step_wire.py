@@ -9,7 +9,7 @@ import numpy as np
 from protos import inference_pb2, step_pb2
 from runtime.awake_time import AwakeTime
 from runtime.wire import PROMPT_LOGPROBS_FRAME_BYTES, plan_digest
-from scheduler.core.messages import Plan, PlannedRow, RepetitionRule, Result, SequenceKey, StopRules
+from scheduler.core.messages import Plan, PlannedRow, Result, SequenceKey
 
 
 @dataclass(slots=True)
@@ -82,31 +82,6 @@ _FRAME_OVERHEAD_BYTES = 1024
 
 class ResultError(ValueError):
     """A result that breaks an invariant of step.proto: its sender can no longer be trusted. Names the field."""
-
-
-def stop_rules(sampling: inference_pb2.SamplingParams) -> StopRules:
-    """The part of a group's sampling parameters that the core knows."""
-    repetition = None
-    if sampling.HasField("repetition_detection"):
-        given = sampling.repetition_detection
-        repetition = RepetitionRule(
-            min_pattern_size=given.min_pattern_size,
-            max_pattern_size=given.max_pattern_size,
-            min_count=given.min_count,
-        )
-    return StopRules(
-        max_tokens=sampling.max_tokens,
-        min_tokens=sampling.min_tokens,
-        stop_token_ids=frozenset(sampling.stop_token_ids),
-        ignore_eos=sampling.ignore_eos,
-        repetition=repetition,
-    )
-
-
-def is_constrained(sampling: inference_pb2.SamplingParams) -> bool:
-    """True if the tokens that may come next depend on those before, beyond what workers know by themselves on a device:
-    a constraint, or a budget of reasoning."""
-    return sampling.HasField("constraint") or sampling.HasField("reasoning_marks")
 
 
 class GroupSampling:

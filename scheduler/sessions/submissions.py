@@ -9,8 +9,8 @@ from configs.sampling import MAX_BAD_WORD_TOKENS, MAX_LOGPROB_TOKENS, MAX_PATTER
 from protos import inference_pb2, scheduler_pb2
 from runtime.media.names import NAME_BYTES
 from runtime.telemetry.traceparent import valid_traceparent
-from scheduler.core.messages import ChoiceStart, GroupRequest, ItemSpan
-from scheduler.ranks.step_wire import GroupSampling, is_constrained, stop_rules
+from scheduler.core.messages import ChoiceStart
+from scheduler.ranks.group_requests import group_request
 from scheduler.sessions.commands import CancelGroup, Command, EndUnsentChoices, RefuseGroup, SubmitGroup
 from scheduler.sessions.items import IncomingItems, ItemMemory, ProtocolError
 from scheduler.sessions.sessions import MAX_ROUTER_GROUP, group_number
@@ -150,23 +150,18 @@ class Intake:
         # A copy: a reference into the Submit would keep all of it, prompt included, for as long as the group lives.
         sampling = inference_pb2.SamplingParams()
         sampling.CopyFrom(submit.sampling)
-        group = group_number(self._session, submit.group)
-        request = GroupRequest(
-            group=group,
+        request = group_request(
+            sampling,
+            group=group_number(self._session, submit.group),
             request_id=submit.request_id,
             prompt_token_ids=prompt,
-            choices=tuple(choices),
-            stop=stop_rules(sampling),
-            sampling=GroupSampling(sampling, group=group, first_choice=choices[0].choice),
-            bypass_prefix_cache=sampling.HasField("prompt_logprobs"),
+            choices=choices,
+            items=submit.items,
             priority=submit.priority,
             cache_salt=submit.cache_salt,
             deadline=deadline,
             tenant=submit.tenant,
             weight=submit.weight or 1.0,
-            is_constrained=is_constrained(sampling),
-            max_drafts=sampling.num_speculative_tokens if sampling.HasField("num_speculative_tokens") else None,
-            items=tuple(map(_item_span, submit.items)),
         )
         return SubmitGroup(
             session=self._session,
@@ -235,17 +230,6 @@ class Intake:
         if highest >= vocab_size:
             return f"{field} holds token id {highest}, but vocab_size={vocab_size} ends at {vocab_size - 1}"
         return None
-
-
-def _item_span(item: inference_pb2.ItemSpan) -> ItemSpan:
-    return ItemSpan(
-        name=item.name,
-        first_token=item.first_token,
-        num_tokens=item.num_tokens,
-        num_embeddings=item.num_embeddings,
-        grid=tuple(item.grid),
-        time_step=item.time_step,
-    )
 
 
 def _wrong_items(submit: scheduler_pb2.Submit) -> str | None:

@@ -13,10 +13,10 @@ from router.api.gateway.errors import BadRequestError
 from router.api.gateway.openai.convert import _check_arguments
 from router.api.gateway.openai.fields import json_text
 from router.errors import InvalidConstraint, InvalidRequest
-from router.intake.tools import check_tools
 from router.parsing.families import TOOL_FORMATS
 from router.parsing.grammar import tool_constraint
 from router.parsing.tools import Tools, typed_json
+from router.request.features.tools import check_tools
 from router.text.chat_template import TemplateError, template_arguments
 from runtime.grammar.json_text import finite_json, json_object
 

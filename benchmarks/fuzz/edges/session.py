@@ -17,12 +17,12 @@ from configs.options import Options
 from protos import inference_pb2, step_pb2
 from protos import scheduler_pb2 as pb
 from protos.inference_pb2 import SamplingParams
+from router.accepted import Request
 from router.errors import RequestError
 from router.replicas.dispatcher import Dispatcher, Placement
 from router.replicas.placed_stream import PlacedStream
 from router.replicas.policies.prefix_index import PrefixIndex
 from router.replicas.session import Session, SessionError
-from router.request import Request
 from router.security.identity import RateLimits
 from router.streams.choices import new_choices
 from router.streams.outbox import Outbox, WriteQueue

@@ -52,7 +52,7 @@ from router.errors import Forbidden, RequestError
 from router.intake.attach.attachments import Attachments
 from router.intake.attach.held_streams import HeldStreams
 from router.intake.intake import Intake
-from router.intake.validation import check_model_name, check_prompt_length
+from router.request.values import check_model_name, check_prompt_length
 from router.security.authentication import KeyMiddleware
 from router.security.identity import ANYONE, Identity, caller
 from router.security.keys import Keys

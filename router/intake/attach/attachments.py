@@ -13,8 +13,8 @@ from router.intake.attach.kept_stream import KeptStream
 from router.intake.attach.positions import Kept
 from router.intake.attach.transcript import Reader, Transcript
 from router.intake.intake import Intake
-from router.intake.validation import check_request_id
 from router.replicas.peers import Peers
+from router.request.checks import check_detach_timeout, check_request_id
 from router.security.identity import caller
 from router.streams.outbox import bounded_reading, bounded_write
 from router.streams.stream import Stream
@@ -22,8 +22,6 @@ from router.telemetry.call_context import log_fields
 
 log = logging.getLogger("octavo.router.intake.attach")
 
-# Bounds GenerateRequest.detach_timeout and the option.
-LONGEST_S = 3600.0
 # Memory of an event besides its bytes.
 _EVENT_BYTES = 64
 
@@ -51,8 +49,7 @@ class Attachments:
         if not message.HasField("detach_timeout"):
             return self._detach_timeout
         seconds = message.detach_timeout
-        if not 0 <= seconds <= LONGEST_S:
-            raise InvalidRequest(f"detach_timeout={seconds:g}: use seconds from 0 to {LONGEST_S:g}")
+        check_detach_timeout(message)
         if seconds and not self.held.max_detached:
             raise InvalidRequest(
                 f"detach_timeout={seconds:g}: this router holds no streams without a reader (max_detached_streams=0); "

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from protos import inference_pb2 as pb
+from router.accepted import Request
 from router.errors import InvalidRequest, NotKept
-from router.request import Request
 
 
 @dataclass(slots=True)

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Sequence
+from typing import Self
 
 from router.errors import RouterFull
-from router.intake.media.read import ReadItem
+from router.request.media.read import ReadItem
 from router.security.identity import Identity
 from runtime.shares import SharedRoom
 
@@ -34,10 +35,6 @@ class ItemStore:
         """Bytes of the items held, and of those that are being read."""
         return self._room.total
 
-    def holding(self, identity: Identity) -> "Held":
-        """Returns what a request of a caller holds: nothing so far. To be closed."""
-        return Held(self, identity)
-
     def find(self, tenant: str, name: bytes) -> ReadItem | None:
         entry = self._entries.get((tenant, name))
         return None if entry is None else entry.item
@@ -52,7 +49,7 @@ class Held:
         self._reserved = 0
         self._names: list[bytes] = []
 
-    def __enter__(self) -> "Held":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

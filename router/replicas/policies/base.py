@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from router.accepted import RoutingHints
 from router.replicas.policies.prefix_index import PrefixIndex
-from router.request import RoutingHints
 
 # Cost of one more sequence, in waiting prompt tokens: it makes each step a little longer.
 _TOKENS_A_SEQUENCE = 32

@@ -10,9 +10,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 
+from router.accepted import RoutingHints
 from router.replicas.policies.base import ReplicaLoad, ready
 from router.replicas.policies.least_loaded import LeastLoaded
-from router.request import RoutingHints
 
 # Points of each replica: with fewer, some replicas would get a multiple of what others get.
 _POINTS = 128

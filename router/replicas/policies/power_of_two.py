@@ -7,8 +7,8 @@ little old do not all choose the same replica, as they would with least_loaded.
 import random
 from collections.abc import Sequence
 
+from router.accepted import RoutingHints
 from router.replicas.policies.base import ReplicaLoad, ready
-from router.request import RoutingHints
 
 
 class PowerOfTwo:

@@ -7,9 +7,9 @@ turns.
 
 from collections.abc import Sequence
 
+from router.accepted import RoutingHints
 from router.replicas.policies.base import ReplicaLoad, ready
 from router.replicas.policies.prefix_index import PrefixIndex
-from router.request import RoutingHints
 from runtime.block_hashes import hash_prompt_blocks, scope_of
 
 # Replicas whose costs differ by no more count as equal: the longest cached prefix decides, then turns. A Load is as old

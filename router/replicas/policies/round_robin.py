@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from router.accepted import RoutingHints
 from router.replicas.policies.base import ReplicaLoad, ready
-from router.request import RoutingHints
 
 
 class RoundRobin:

@@ -212,5 +212,5 @@ def test_outputs_follow_constraints(model: Path) -> None:
         assert result.choices[0].finish_reason is FinishReason.STOP
     with pytest.raises(InvalidRequest, match=r"sampling\.constraint\.json_schema: .*not"):
         llm.generate([[20]], SamplingParams(constraint=Constraint(json={"not": {}})))
-    with pytest.raises(InvalidRequest, match=r"sampling\.constraint is set: a beam search"):
+    with pytest.raises(InvalidRequest, match=r"sampling\.constraint: it does not go with beam_search"):
         llm.generate([[20]], choice, beam_width=2)

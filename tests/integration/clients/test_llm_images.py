@@ -91,7 +91,7 @@ def test_several_choices_and_a_search(llm: LLM) -> None:
         (_prompt(file_of(IMAGES[0])[:-200]), "an image can't be decoded: .*send a whole file"),
         (_prompt(b"GIF89a"), r"items\[0\].image: the header of the GIF file is damaged"),
         (_prompt(*IMAGES, IMAGES[0], text="<image>" * 3), "image 3 of 3: limit_mm_per_prompt allows 2"),
-        (_prompt(*IMAGES), "the prompt has 1 placeholders for images .token 390., and the request has 2"),
+        (_prompt(*IMAGES), "prompt has 1 placeholders for images .token 390., and the request has 2"),
         (_prompt("https://example.com/a.png"), "nothing is fetched here, give the file"),
         ({"prompt": "a", "multi_modal_data": {"video": [IMAGES] * 2}}, "video 2 of 2: limit_mm_per_prompt allows 1"),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from octavo import AsyncClient, SamplingParams
 from protos import inference_pb2 as pb
-from router.search.checks import check_search
+from router.request.features import beams
 from tests.fakes.routers import running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
 from tests.support.gateways import running_gateway
@@ -101,4 +101,4 @@ async def test_a_choice_that_a_stop_string_ends_tells_its_drafts(
 
 def test_a_beam_search_takes_it_without_effect() -> None:
     search = pb.BeamSearch(width=2)
-    check_search(pb.GenerateRequest(beam_search=search, sampling=pb.SamplingParams(num_speculative_tokens=3)))
+    beams.check(pb.GenerateRequest(beam_search=search, sampling=pb.SamplingParams(num_speculative_tokens=3)))

@@ -165,7 +165,7 @@ async def test_streams_go_on_while_a_constraint_is_compiled(tmp_path: Path) -> N
     fake, engine = _replica(tmp_path, pause_at=4), HeldEngine()
     async with running_schedulers(fake), running_router([fake.address]) as (server, stub):
         await server.wait_ready()
-        server.intake._constraints._make_compiler = lambda model: engine
+        server._constraints._make_compiler = lambda model: engine
         begun = stub.Generate(_request(None))
         received = await receive(begun, until=lambda each: len(each.token_ids.get(0, ())) == 4)
         slow = asyncio.create_task(receive(stub.Generate(_request(HELD))))

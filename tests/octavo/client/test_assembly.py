@@ -149,3 +149,22 @@ def test_prompt_logprobs_are_joined_and_reported_as_delivered() -> None:
     assert (event.first_position, [p.chosen.token_id for p in event.logprobs]) == (2, [7])
     assert made.next_call().resume.prompt_logprobs_delivered
     assert len(made.generation().prompt_logprobs) == 2
+
+
+def test_a_request_that_resumes_goes_on_where_it_began() -> None:
+    """Its tokens count from the first one; the text that came before it is another's."""
+    asked = pb.GenerateRequest(request_id="r", resume=pb.Resume(attempt=2, prompt_token_ids=PROMPT))
+    asked.resume.choices.add(index=0, output_token_ids=[1, 2], text_bytes_delivered=5)
+    asked.resume.choices.add(index=1, output_token_ids=[3], text_bytes_delivered=1, finished=True)
+    made = Assembly(asked)
+    for message in (start(n=2), chunk(2, [4], "b")):
+        made.accept(message)
+    again = made.next_call()
+    assert again.resume.attempt == 3
+    assert again.resume.prompt_token_ids == PROMPT
+    found = [(each.index, list(each.output_token_ids), each.text_bytes_delivered) for each in again.resume.choices]
+    assert found == [(0, [1, 2, 4], 6), (1, [3], 1)]
+    made.accept(chunk(3, [5], "c", finish=LENGTH))
+    made.accept(finished())
+    first, second = made.generation().choices
+    assert (first.token_ids, first.text, second.finish_reason) == ((1, 2, 4, 5), "bc", FinishReason.STOP)

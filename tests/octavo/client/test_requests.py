@@ -135,3 +135,19 @@ def test_a_schema_is_text_a_mapping_or_a_class() -> None:
 def test_what_no_constraint_can_be_is_refused(constraint: Constraint, words: str) -> None:
     with pytest.raises(InvalidRequest, match=re.escape(words)):
         SamplingParams(constraint=constraint).to_proto()
+
+
+def test_a_message_is_a_prompt_as_it_is() -> None:
+    sent = pb.GenerateRequest(prompt="hi", truncate_prompt_tokens=3, sampling=pb.SamplingParams(max_tokens=4))
+    made = generate_request(sent, None, {})
+    assert made.request_id
+    assert not sent.request_id
+    made.ClearField("request_id")
+    assert made == sent
+    sent.request_id = "own"
+    assert generate_request(sent, None, {}).request_id == "own"
+    assert generate_request(sent, None, {"request_id": "r"}).request_id == "r"
+    with pytest.raises(InvalidRequest, match="sampling is given beside a GenerateRequest"):
+        generate_request(sent, SamplingParams(), {})
+    with pytest.raises(InvalidRequest, match="suffix is given beside a GenerateRequest"):
+        generate_request(sent, None, {"suffix": "a"})

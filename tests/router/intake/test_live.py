@@ -144,11 +144,11 @@ def _held_up(router: Router) -> asyncio.Event:
     """Has a router prepare requests for ever. Returns an event that is set once it does."""
     began = asyncio.Event()
 
-    async def of_request(*_: Any) -> Any:
+    async def prepare(*_: Any) -> Any:
         began.set()
         await asyncio.Event().wait()
 
-    router[0].intake._prompts.of_request = of_request  # type: ignore[method-assign]
+    router[0].intake._prepare = prepare  # type: ignore[method-assign]
     return began
 
 

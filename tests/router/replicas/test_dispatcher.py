@@ -9,13 +9,13 @@ import pytest
 from configs.features import CONSTRAINT
 from protos import scheduler_pb2 as wire
 from protos.inference_pb2 import PromptLogprobs, SamplingParams, TokenLogprobs
+from router.accepted import Request, RequestTrace
 from router.errors import QueueFull, RequestError, Unavailable
 from router.replicas.dispatcher import Dispatcher, Placement
 from router.replicas.policies import POLICIES
 from router.replicas.replica import ReplicaOptions
 from router.replicas.replica_set import ReplicaSet
 from router.replicas.session import Session
-from router.request import Request, RequestTrace
 from router.telemetry.metrics import RouterMetrics
 
 

@@ -8,6 +8,7 @@ import pytest
 from configs.options import Options
 from protos import scheduler_pb2 as wire
 from protos.inference_pb2 import SamplingParams
+from router.accepted import RoutingHints
 from router.replicas.policies import POLICIES, ReplicaLoad
 from router.replicas.policies.consistent_hash import ConsistentHash
 from router.replicas.policies.least_loaded import LeastLoaded
@@ -15,7 +16,6 @@ from router.replicas.policies.power_of_two import PowerOfTwo
 from router.replicas.policies.prefix_aware import PrefixAware
 from router.replicas.policies.round_robin import RoundRobin
 from router.replicas.session import Session
-from router.request import RoutingHints
 
 NOTHING = RoutingHints(token_ids=())
 

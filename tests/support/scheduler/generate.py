@@ -18,7 +18,8 @@ from scheduler.core.messages import (
     StepCosts,
     StopRules,
 )
-from scheduler.ranks.step_wire import GroupSampling, StepCodec, is_constrained
+from scheduler.ranks.group_requests import is_constrained
+from scheduler.ranks.step_wire import GroupSampling, StepCodec
 from worker.step.runner import PendingResult, StepRunner
 
 

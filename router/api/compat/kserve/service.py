@@ -15,9 +15,9 @@ from router.api.compat.kserve.convert import INPUTS, OUTPUT, VERSION, Infer, rea
 from router.api.gateway.openai.reply import finish_of
 from router.api.grpc_errors import grpc_errors
 from router.errors import InvalidRequest, RequestError, status_of
-from router.intake import validation
 from router.intake.intake import Intake
 from router.replicas.replica_set import ReplicaSet
+from router.request.values import check_model_name
 from router.security.held import release
 from router.streams.outbox import bounded_reading, bounded_write
 from router.telemetry.call_context import log_fields
@@ -57,7 +57,7 @@ class KserveService(GRPCInferenceServiceServicer):
 
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
         async with grpc_errors(context):
-            validation.check_model_name(request.name, self._intake.model_name)
+            check_model_name(request.name, self._intake.model_name)
             answer = pb.ModelMetadataResponse(name=self._intake.model_name, versions=[VERSION], platform="octavo")
             for name, datatype in INPUTS.items():
                 answer.inputs.add(name=name, datatype=datatype, shape=[1])

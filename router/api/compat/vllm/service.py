@@ -24,9 +24,9 @@ from router.api.compat.vllm.pauses import is_paused, pause
 from router.api.grpc_errors import grpc_errors
 from router.errors import Forbidden, InvalidRequest, NoReplica
 from router.intake.intake import Intake
-from router.intake.validation import check_request_id
 from router.replicas.broadcast import ANSWER_TIMEOUT_S
 from router.replicas.replica_set import ReplicaSet
+from router.request.checks import check_request_id
 from router.security.identity import caller
 from router.streams.outbox import bounded_reading
 from runtime.wire import KV_EVENTS_WAITING, octavo_version

@@ -26,8 +26,8 @@ from router.api.compat.vllm_engine.kv_events import event_batch
 from router.api.grpc_errors import grpc_errors
 from router.errors import Forbidden, InvalidRequest, NoReplica
 from router.intake.intake import Intake
-from router.intake.validation import check_request_id
 from router.replicas.replica_set import ReplicaSet
+from router.request.checks import check_request_id
 from router.security.identity import caller
 from router.streams.outbox import bounded_write
 

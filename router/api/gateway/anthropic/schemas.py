@@ -7,8 +7,8 @@ from pydantic_core import PydanticCustomError
 
 from configs.sampling import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from router.api.gateway.openai.fields import HINT, Fields, at_most, known, no_effect, only, refused
-from router.intake.tools import MAX_TOOLS
-from router.intake.validation import MAX_CHAT_MESSAGES
+from router.request.chat import MAX_CHAT_MESSAGES
+from router.request.features.tools import MAX_TOOLS
 
 _MAX_BLOCKS, _MAX_METADATA = 1024, 64
 _FOR_ANTHROPIC = no_effect("about Anthropic's own service")

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from protos import inference_pb2 as pb
 from router.api.gateway.errors import BadRequestError
 from router.api.gateway.openai.fields import HINT, Fields, Reading, known
-from router.intake.media.data_urls import decode_all, decode_data_url, is_data_url
+from router.request.media.data_urls import decode_all, decode_data_url, is_data_url
 
 # The types of parts that are items.
 MEDIA = ("image_url", "video_url")

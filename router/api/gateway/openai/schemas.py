@@ -20,7 +20,7 @@ from router.api.gateway.openai.fields import FOR_MEDIA, FOR_OPENAI, HINT, Fields
 from router.api.gateway.openai.media import MEDIA, ImageUrl, IoKwargs, ProcessorKwargs, VideoUrl, check_media
 from router.api.gateway.openai.structured import ResponseFormat, StructuredOutputs
 from router.api.gateway.openai.tools import ToolChoice, Tools
-from router.intake.validation import MAX_CHAT_MESSAGES
+from router.request.chat import MAX_CHAT_MESSAGES
 
 # Prompts of one request: each is a stream of its own.
 MAX_PROMPTS = 256

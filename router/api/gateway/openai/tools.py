@@ -8,7 +8,7 @@ from pydantic import Discriminator, Field, Tag
 from protos import inference_pb2 as pb
 from router.api.gateway.errors import BadRequestError
 from router.api.gateway.openai.fields import Fields, json_text, only
-from router.intake.tools import MAX_TOOLS
+from router.request.features.tools import MAX_TOOLS
 
 _CHOICES = {
     None: pb.TOOL_CHOICE_UNSPECIFIED,

@@ -19,7 +19,7 @@ from router.api.gateway.reading import parsing
 from router.api.gateway.reading.parsing import Kind, Parsed, Sent
 from router.errors import RouterFull, Unavailable
 from router.intake.intake import Intake
-from router.intake.validation import MAX_TEMPLATE_ARGUMENTS_BYTES
+from router.request.chat import MAX_TEMPLATE_ARGUMENTS_BYTES
 from router.security.held import set_release
 from router.security.identity import caller_share, set_connection
 from router.text.tokenizer_pool import Turns

@@ -9,8 +9,8 @@ from configs.sampling import MAX_STOP_STRINGS, MAX_STOP_TOKENS, PARAMETERS, Para
 from router.api.gateway.openai.fields import FOR_OPENAI, Effect, Fields, at_most, known, no_effect, refused
 from router.api.gateway.openai.schemas import StreamOptions, ThinkingBudget
 from router.api.gateway.openai.tools import CHOICE_OF, Named, Some, Word
-from router.intake.tools import MAX_TOOLS
-from router.intake.validation import MAX_CHAT_MESSAGES
+from router.request.chat import MAX_CHAT_MESSAGES
+from router.request.features.tools import MAX_TOOLS
 
 # In `include`, asks for logprobs.
 WITH_LOGPROBS = "message.output_text.logprobs"

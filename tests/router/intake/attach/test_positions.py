@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from protos import inference_pb2 as pb
+from router.accepted import Request
 from router.errors import InvalidRequest, NotKept
 from router.intake.attach.positions import Kept
-from router.request import Request
 
 FINISH = pb.Finish(reason=pb.FINISH_REASON_STOP)
 

@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from protos import inference_pb2 as pb
 from router.errors import InvalidRequest
-from router.intake.media.asked import AskedItem
-from router.intake.media.data_urls import decode_data_url, is_data_url
-from router.intake.media.limits import MediaLimits, frames_per_second
+from router.request.media.asked import AskedItem
+from router.request.media.data_urls import decode_data_url, is_data_url
+from router.request.media.limits import MediaLimits, frames_per_second
 from runtime.media.headers import ImageHeader, read_header
 from runtime.media.packed import PackedItem
 from runtime.media.recipes.recipe import ItemSize, Layout, Recipe

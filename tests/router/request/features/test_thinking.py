@@ -5,9 +5,8 @@ import pytest
 from configs.features import needed_by
 from protos import inference_pb2 as pb
 from router.errors import InvalidRequest
-from router.intake.outputs import Outputs
-from router.intake.thinking import check_enforced
-from router.search.checks import check_search
+from router.request.features import beams, thinking
+from router.request.outputs import Outputs
 from tests.fakes.routers import smollm2_tokenizer
 from tests.support.parsing import CHAT, parse
 
@@ -30,9 +29,11 @@ def resolved(
     if tools:
         message.chat.tools.extend(CHAT.tools)
     tokenizer = smollm2_tokenizer()
-    Outputs(tokenizer, calls, reasoning).resolve(message, tokenizer.encode(prompt))
-    check_enforced(message.sampling, MODEL)
-    return message.sampling
+    found = pb.SamplingParams()
+    found.CopyFrom(message.sampling)
+    Outputs(tokenizer, calls, reasoning).resolve(message, found, tokenizer.encode(prompt), thinking.FIELDS)
+    thinking.check_against_model(found, MODEL)
+    return found
 
 
 def end_of(sampling: pb.SamplingParams) -> str:
@@ -109,7 +110,7 @@ def test_refusals_name_the_field() -> None:
     message = pb.GenerateRequest(sampling=pb.SamplingParams(thinking_token_budget=2))
     message.beam_search.width = 2
     with pytest.raises(InvalidRequest, match=r"sampling\.thinking_token_budget=2: a beam search"):
-        check_search(message)
+        beams.check(message)
 
 
 @pytest.mark.parametrize(
@@ -130,15 +131,15 @@ def test_a_resume_brings_its_marks_and_they_are_checked(
     outputs = Outputs(smollm2_tokenizer(), "none", "none")
     good = pb.GenerateRequest(resume=pb.Resume(attempt=1), sampling=pb.SamplingParams(thinking_token_budget=3))
     good.sampling.reasoning_marks.CopyFrom(pb.ReasoningMarks(ends=["x"], end_token_ids=[1]))
-    outputs.resolve(good, [1, 2])
+    outputs.resolve(good, good.sampling, [1, 2], thinking.FIELDS)
     assert good.sampling.reasoning_marks.end_token_ids == [1]
     bad = pb.GenerateRequest(resume=pb.Resume(attempt=1), sampling=pb.SamplingParams(reasoning_marks=marks))
     if budget is not None:
         bad.sampling.thinking_token_budget = budget
 
     def check() -> None:
-        outputs.resolve(bad, [1, 2])
-        check_enforced(bad.sampling, MODEL)
+        outputs.resolve(bad, bad.sampling, [1, 2], thinking.FIELDS)
+        thinking.check_against_model(bad.sampling, MODEL)
 
     with pytest.raises(InvalidRequest, match=words):
         check()

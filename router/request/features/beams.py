@@ -18,11 +18,11 @@ def num_streams(message: pb.GenerateRequest) -> int:
     return min(max(message.beam_search.width, 1), MAX_BEAM_WIDTH)
 
 
-def check_search(message: pb.GenerateRequest) -> None:
-    """Checks all that can be checked without the model. Raises InvalidRequest."""
-    if not message.HasField("beam_search"):
-        return
+def check(message: pb.GenerateRequest) -> None:
+    """Checks all that can be checked without the model. message: with a beam_search. Raises InvalidRequest."""
     search, sampling = message.beam_search, message.sampling
+    if message.parse_output:
+        raise InvalidRequest("parse_output and beam_search are set: outputs of a search are not parsed; use one")
     if not 1 <= search.width <= MAX_BEAM_WIDTH:
         raise InvalidRequest(f"beam_search.width={search.width}: use 1 to {MAX_BEAM_WIDTH}")
     if sampling.n > search.width:
@@ -64,10 +64,8 @@ def num_needed(search: pb.BeamSearch, sampling: pb.SamplingParams, model: pb.Mod
     return search.width + len(sampling.stop_token_ids) + len(model.eos_token_ids)
 
 
-def resolve_search(message: pb.GenerateRequest) -> pb.BeamSearch | None:
-    """Returns a copy of the search with its default filled in; None if the request asks for none."""
-    if not message.HasField("beam_search"):
-        return None
+def resolve(message: pb.GenerateRequest) -> pb.BeamSearch:
+    """Returns a copy of the search with its default filled in."""
     given = message.beam_search
     return pb.BeamSearch(
         width=given.width, length_penalty=given.length_penalty if given.HasField("length_penalty") else 1

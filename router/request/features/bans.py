@@ -3,15 +3,18 @@
 from collections.abc import Sequence
 
 from configs.sampling import MAX_ALLOWED_TOKENS, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS, MAX_STOP_CHARS
-from protos.inference_pb2 import ModelInfo, SamplingParams, TokenIds
+from protos.inference_pb2 import GenerateRequest, ModelInfo, SamplingParams, TokenIds
 from router.errors import InvalidRequest
-from router.intake.validation import check_token_ids
+from router.request.values import check_token_ids
+
+FIELDS = frozenset({"allowed_token_ids", "bad_words", "bad_word_token_ids"})
 
 _Sequences = Sequence[Sequence[int]]
 
 
-def check_bans(sampling: SamplingParams) -> None:
+def check(message: GenerateRequest) -> None:
     """Checks all that can be checked without the model. Raises InvalidRequest."""
+    sampling = message.sampling
     if (count := len(sampling.allowed_token_ids)) > MAX_ALLOWED_TOKENS:
         raise InvalidRequest(f"sampling.allowed_token_ids has {count} entries: use at most {MAX_ALLOWED_TOKENS}")
     for name in ("bad_words", "bad_word_token_ids"):
@@ -29,16 +32,16 @@ def check_bans(sampling: SamplingParams) -> None:
             )
 
 
-def ban(resolved: SamplingParams, of_words: Sequence[_Sequences], model: ModelInfo) -> None:
+def resolve(sampling: SamplingParams, of_words: Sequence[_Sequences], model: ModelInfo) -> None:
     """Adds the sequences of bad_words to bad_word_token_ids, each once, and checks what is left to choose from.
 
-    resolved: changed in place. of_words: of each of its bad_words (router.text.tokenizer). Raises InvalidRequest.
+    sampling: changed in place. of_words: of each of its bad_words (router.text.tokenizer). Raises InvalidRequest.
     """
     for i, of_word in enumerate(of_words):
         if not of_word:
             raise InvalidRequest(f"sampling.bad_words[{i}] is a word without tokens: use one that the tokenizer knows")
-    if resolved.bad_word_token_ids or of_words:
-        given = [tuple(each.ids) for each in resolved.bad_word_token_ids]
+    if sampling.bad_word_token_ids or of_words:
+        given = [tuple(each.ids) for each in sampling.bad_word_token_ids]
         for i, sequence in enumerate(given):
             check_token_ids(f"sampling.bad_word_token_ids[{i}].ids", sequence, model.vocab_size)
         sequences = dict.fromkeys([*given, *(tuple(each) for of_word in of_words for each in of_word)])
@@ -47,12 +50,12 @@ def ban(resolved: SamplingParams, of_words: Sequence[_Sequences], model: ModelIn
             raise InvalidRequest(f"sampling.{name} has {len(sequences)} token sequences: use at most {MAX_BAD_WORDS}")
         if (num_tokens := sum(map(len, sequences))) > MAX_BAD_WORD_TOKENS:
             raise InvalidRequest(f"sampling.{name} has {num_tokens} tokens in all: use at most {MAX_BAD_WORD_TOKENS}")
-        del resolved.bad_words[:]
-        del resolved.bad_word_token_ids[:]
-        resolved.bad_word_token_ids.extend(TokenIds(ids=sequence) for sequence in sequences)
-    if resolved.allowed_token_ids:
-        check_token_ids("sampling.allowed_token_ids", resolved.allowed_token_ids, model.vocab_size)
-        _check_tokens_left(resolved, model)
+        del sampling.bad_words[:]
+        del sampling.bad_word_token_ids[:]
+        sampling.bad_word_token_ids.extend(TokenIds(ids=sequence) for sequence in sequences)
+    if sampling.allowed_token_ids:
+        check_token_ids("sampling.allowed_token_ids", sampling.allowed_token_ids, model.vocab_size)
+        _check_tokens_left(sampling, model)
 
 
 def _check_tokens_left(sampling: SamplingParams, model: ModelInfo) -> None:

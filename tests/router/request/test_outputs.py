@@ -1,13 +1,23 @@
 """A router's options and its model's template decide how outputs are parsed."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from configs.options import Options
-from protos.inference_pb2 import TOOL_CHOICE_REQUIRED, ChatPrompt, GenerateRequest, Resume, Tool
+from protos.inference_pb2 import (
+    TOOL_CHOICE_REQUIRED,
+    ChatMessage,
+    ChatPrompt,
+    GenerateRequest,
+    Resume,
+    SamplingParams,
+    Tool,
+)
 from router.errors import InvalidTools
-from router.intake.outputs import Outputs
+from router.request.checks import checks_of_request
+from router.request.outputs import Outputs
 
 HARMONY = '"<|start|>assistant<|channel|>analysis<|message|>"'
 QWEN = """<|im_start|> </think> '<tool_call>\\n{"name": "' '", "arguments": ' '}\\n</tool_call>'"""
@@ -39,11 +49,16 @@ def test_options_that_exclude_each_other_are_refused():
 
 
 def test_tools_that_are_too_large_to_enforce_are_refused_before_a_template_shows_them() -> None:
-    outputs = Outputs(SimpleNamespace(chat_template=QWEN), "auto", "auto")  # type: ignore[arg-type]
+    form = Outputs(SimpleNamespace(chat_template=QWEN), "auto", "auto").form  # type: ignore[arg-type]
     large = Tool(name="f", parameters_json=f'{{"title": "{"x" * 300_000}"}}')
-    asked = GenerateRequest(chat=ChatPrompt(tools=[large], tool_choice=TOOL_CHOICE_REQUIRED))
+    chat = ChatPrompt(messages=[ChatMessage(role="user")], tools=[large], tool_choice=TOOL_CHOICE_REQUIRED)
+
+    def check(**fields: Any) -> None:
+        list(checks_of_request(GenerateRequest(**fields), set(), form))
+
     with pytest.raises(InvalidTools, match=r"their schemas have 300013 characters"):
-        outputs.check_size(asked)
+        check(chat=chat)
     # A resume brings its constraint, and calls that need not follow a schema have none.
-    outputs.check_size(GenerateRequest(chat=asked.chat, resume=Resume()))
-    outputs.check_size(GenerateRequest(chat=ChatPrompt(tools=[large])))
+    check(chat=chat, resume=Resume(attempt=1, prompt_token_ids=[5]), sampling=SamplingParams(seed=1, max_tokens=1))
+    chat.ClearField("tool_choice")
+    check(chat=chat)

@@ -21,9 +21,9 @@ from protos.inference_pb2 import (
     ToolCall,
 )
 from router.errors import InvalidRequest
-from router.intake.outputs import Outputs
-from router.intake.tools import MAX_TOOLS, MAX_TOOLS_BYTES, check_tools
-from router.intake.validation import check_chat
+from router.request.chat import checks_of_chat
+from router.request.features.tools import MAX_TOOLS, MAX_TOOLS_BYTES, check_tools
+from router.request.outputs import Outputs
 
 _F = Tool(name="f")
 _LONG = json.dumps({"description": "x" * (MAX_TOOLS_BYTES // 2)})
@@ -70,11 +70,11 @@ def test_tools_within_the_bounds_pass() -> None:
 def test_calls_have_names_and_a_bound() -> None:
     said = ChatMessage(role="assistant", tool_calls=[ToolCall(name="f"), ToolCall(arguments="{}")])
     with pytest.raises(InvalidRequest, match=r"chat\.messages\[1\]\.tool_calls\[1\]\.name is empty"):
-        check_chat(ChatPrompt(messages=[ChatMessage(role="user"), said]))
+        list(checks_of_chat(ChatPrompt(messages=[ChatMessage(role="user"), said])))
     large = ChatMessage(role="assistant", tool_calls=[ToolCall(name="f", arguments=_LONG)])
-    check_chat(ChatPrompt(messages=[large]))
+    list(checks_of_chat(ChatPrompt(messages=[large])))
     with pytest.raises(InvalidRequest, match=r"chat\.messages have \d+ bytes of tool_calls"):
-        check_chat(ChatPrompt(messages=[large, large]))
+        list(checks_of_chat(ChatPrompt(messages=[large, large])))
 
 
 # --- Constraints
@@ -92,8 +92,11 @@ class _Tokens:
 def resolved(
     message: GenerateRequest, calls: str = "hermes", reasoning: str = "none", prompt: str = "assistant\n"
 ) -> SamplingParams:
-    Outputs(_Tokens(), calls, reasoning).resolve(message, list(map(ord, prompt)))  # type: ignore[arg-type]
-    return message.sampling
+    sampling = SamplingParams()
+    sampling.CopyFrom(message.sampling)
+    outputs = Outputs(_Tokens(), calls, reasoning)  # type: ignore[arg-type]
+    outputs.resolve(message, sampling, list(map(ord, prompt)), set())
+    return sampling
 
 
 def asked(choice: int = TOOL_CHOICE_REQUIRED, tool: Tool = _F, **fields: object) -> GenerateRequest:

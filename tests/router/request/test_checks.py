@@ -4,7 +4,7 @@ import pytest
 
 from protos.inference_pb2 import ChatMessage, ChatPrompt
 from router.errors import InvalidRequest
-from router.intake.validation import MAX_CHAT_MESSAGES, MAX_TEMPLATE_ARGUMENTS_BYTES, check_chat
+from router.request.chat import MAX_CHAT_MESSAGES, MAX_TEMPLATE_ARGUMENTS_BYTES, checks_of_chat
 
 _USER = ChatMessage(role="user", content="Hi")
 _HALF = '"' + "é" * (MAX_TEMPLATE_ARGUMENTS_BYTES // 4) + '"'
@@ -29,9 +29,9 @@ def _with_both() -> ChatPrompt:
 )
 def test_a_chat_is_refused_by_the_name_of_what_is_wrong(chat: ChatPrompt, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        check_chat(chat)
+        list(checks_of_chat(chat))
 
 
 def test_one_within_its_bounds_is_taken() -> None:
     messages = [_USER] * (MAX_CHAT_MESSAGES - 1) + [ChatMessage(role="tool", fields_json=_HALF)]
-    check_chat(ChatPrompt(messages=messages, template_arguments_json=_HALF))
+    list(checks_of_chat(ChatPrompt(messages=messages, template_arguments_json=_HALF)))

@@ -8,9 +8,12 @@ from protos.inference_pb2 import (
     TOOL_CHOICE_REQUIRED,
     ChatMessage,
     ChatPrompt,
+    GenerateRequest,
     ToolChoice,
 )
-from router.errors import InvalidRequest
+from router.errors import InvalidRequest, InvalidTools
+from router.parsing.families import ToolFormat
+from router.parsing.grammar import UnenforceableError, check_schemas_size
 from runtime.grammar.json_text import json_object
 
 MAX_TOOLS = 1024
@@ -49,6 +52,15 @@ def check_tools(chat: ChatPrompt) -> None:
         seen.add(tool.name)
         if tool.parameters_json:
             _check_object(tool.parameters_json, f"{field}.parameters_json")
+
+
+def check_size(message: GenerateRequest, form: ToolFormat | None) -> None:
+    """Refuses tools that are too large for a constraint, before a template has shown them. form: of the served model's
+    calls. Raises InvalidTools."""
+    try:
+        check_schemas_size(form, message.chat)
+    except UnenforceableError as error:
+        raise InvalidTools(str(error)) from None
 
 
 def check_calls(message: ChatMessage, field: str) -> int:

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from router.intake.media.data_urls import decode_all, decode_base64, decode_data_url
+from router.request.media.data_urls import decode_all, decode_base64, decode_data_url
 
 
 def test_data_and_mime_type() -> None:

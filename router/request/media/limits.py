@@ -9,7 +9,7 @@ from configs.groups.media import ItemLimit
 from configs.options import Options
 from protos import inference_pb2 as pb
 from router.errors import InvalidRequest
-from router.intake.media.asked import AskedItem
+from router.request.media.asked import AskedItem
 from runtime.media.headers import ImageHeader
 
 KINDS = {pb.ITEM_KIND_IMAGE: "image", pb.ITEM_KIND_VIDEO: "video"}

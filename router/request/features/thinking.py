@@ -1,22 +1,31 @@
 """Bounds the reasoning of an output: says where it begins and ends, and with which tokens its end is enforced."""
 
+from collections.abc import Callable
+
 from protos import inference_pb2 as pb
 from router.errors import InvalidRequest
-from router.intake.validation import check_token_ids
 from router.parsing.parser import OutputFormat
+from router.request.values import check_token_ids
 from router.text.tokenizer import Tokenizer
 
+FIELDS = frozenset({"thinking_token_budget", "reasoning_marks"})
 _FIELD = "sampling.thinking_token_budget"
 _MARKS = "sampling.reasoning_marks"
 _MAX_MARKS, _MAX_MARK_BYTES, _MAX_END_TOKENS = 16, 256, 64
 
 
-def bound_reasoning(message: pb.GenerateRequest, form: OutputFormat, tokenizer: Tokenizer, prompt_end: str) -> None:
+def resolve(
+    message: pb.GenerateRequest,
+    sampling: pb.SamplingParams,
+    form: OutputFormat,
+    tokenizer: Tokenizer,
+    prompt_end: Callable[[], str],
+) -> None:
     """Fills in the marks of a new request with a budget. Without reasoning in its output there are none.
 
-    form: the served model's. prompt_end: the text of the prompt's last tokens. Raises InvalidRequest.
+    sampling: changed in place. form: the served model's. prompt_end: returns the text of the prompt's last tokens.
+    Raises InvalidRequest.
     """
-    sampling = message.sampling
     sampling.ClearField("reasoning_marks")
     if not sampling.HasField("thinking_token_budget"):
         return
@@ -25,7 +34,7 @@ def bound_reasoning(message: pb.GenerateRequest, form: OutputFormat, tokenizer: 
             f"{_FIELD}={sampling.thinking_token_budget}: no format of reasoning is known of this model; leave it out, "
             "or start the router with reasoning_parser"
         )
-    marks = form.reasoning_marks(message.chat, prompt_end)
+    marks = form.reasoning_marks(message.chat, prompt_end())
     after = sampling.constraint.after
     # A constraint that begins at once leaves no room for reasoning. In harmony, channels are a part of the grammar.
     if marks is None or (sampling.HasField("constraint") and not after and not form.is_harmony):
@@ -38,7 +47,7 @@ def bound_reasoning(message: pb.GenerateRequest, form: OutputFormat, tokenizer: 
     sampling.reasoning_marks.CopyFrom(marks)
 
 
-def check_marks(sampling: pb.SamplingParams) -> None:
+def check_resumed(sampling: pb.SamplingParams) -> None:
     """Checks what a resume brings. Raises InvalidRequest."""
     if not sampling.HasField("reasoning_marks"):
         return
@@ -56,7 +65,7 @@ def check_marks(sampling: pb.SamplingParams) -> None:
         )
 
 
-def check_enforced(sampling: pb.SamplingParams, model: pb.ModelInfo) -> None:
+def check_against_model(sampling: pb.SamplingParams, model: pb.ModelInfo) -> None:
     """Checks that the tokens of the end can be drawn. Raises InvalidRequest."""
     enforced = sampling.reasoning_marks.end_token_ids
     check_token_ids(f"{_MARKS}.end_token_ids", enforced, model.vocab_size)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from protos import inference_pb2 as pb
 from router.errors import InvalidRequest
-from router.intake.media.limits import KINDS
-from router.intake.media.read import ReadItem
+from router.request.media.limits import KINDS
+from router.request.media.read import ReadItem
 from runtime.media.recipes.recipe import Recipe
 
 

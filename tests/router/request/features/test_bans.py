@@ -3,9 +3,9 @@
 import pytest
 
 from configs.sampling import MAX_ALLOWED_TOKENS, MAX_BAD_WORD_TOKENS, MAX_BAD_WORDS
-from protos.inference_pb2 import ModelInfo, SamplingParams, TokenIds
+from protos.inference_pb2 import GenerateRequest, ModelInfo, SamplingParams, TokenIds
 from router.errors import InvalidRequest
-from router.intake.bans import ban, check_bans
+from router.request.features import bans
 
 MODEL = ModelInfo(vocab_size=100, eos_token_ids=[2])
 
@@ -33,7 +33,7 @@ def ids(*sequences: list[int]) -> list[TokenIds]:
 )
 def test_lists_are_bounded(sampling: dict, words: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"^sampling\.{words}"):
-        check_bans(SamplingParams(**sampling))
+        bans.check(GenerateRequest(sampling=SamplingParams(**sampling)))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_lists_are_bounded(sampling: dict, words: str) -> None:
 )
 def test_a_request_is_refused_by_the_name_of_what_is_wrong(sampling: dict, of_words: list, words: str) -> None:
     with pytest.raises(InvalidRequest, match=rf"^sampling\.{words}"):
-        ban(SamplingParams(**sampling), of_words, MODEL)
+        bans.resolve(SamplingParams(**sampling), of_words, MODEL)
 
 
 def test_words_become_sequences_once_each() -> None:
@@ -66,8 +66,8 @@ def test_words_become_sequences_once_each() -> None:
     sampling = SamplingParams(
         bad_words=["a", "b"], bad_word_token_ids=ids([5, 6]), allowed_token_ids=[2, 9], min_tokens=1
     )
-    ban(sampling, [[[7], [8]], [[5, 6], [7]]], MODEL)
+    bans.resolve(sampling, [[[7], [8]], [[5, 6], [7]]], MODEL)
     expected = SamplingParams(bad_word_token_ids=ids([5, 6], [7], [8]), allowed_token_ids=[2, 9], min_tokens=1)
     assert sampling == expected
-    ban(sampling, (), MODEL)
+    bans.resolve(sampling, (), MODEL)
     assert sampling == expected
