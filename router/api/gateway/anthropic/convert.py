@@ -15,6 +15,7 @@ from router.api.gateway.anthropic.schemas import (
 )
 from router.api.gateway.openai import schemas as openai
 from router.api.gateway.openai import tools as functions
+from router.api.gateway.openai.request_fields import MESSAGES, names_of
 from router.api.gateway.openai.schemas import ChatCompletionRequest, TokenizeChatRequest
 from router.api.gateway.openai.structured import JsonSchema, ResponseFormat
 
@@ -25,15 +26,11 @@ def chat_of(request: MessagesRequest) -> ChatCompletionRequest:
     return ChatCompletionRequest.model_construct(
         **_prompt_of(request),
         **_choice_of(request),
+        **{name: getattr(request, name) for name in names_of(MESSAGES)},
         include_reasoning=request.thinking is None or request.thinking.type != "disabled",
         thinking_token_budget=None if request.thinking is None else request.thinking.budget_tokens,
         stream=request.stream,
         max_tokens=request.max_tokens,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        num_speculative_tokens=request.num_speculative_tokens,
-        detach_timeout=request.detach_timeout,
         stop=request.stop_sequences,
         response_format=_format_of(request),
     )

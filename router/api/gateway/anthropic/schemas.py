@@ -7,6 +7,7 @@ from pydantic_core import PydanticCustomError
 
 from configs.sampling import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from router.api.gateway.openai.fields import HINT, Fields, at_most, known, no_effect, only, refused
+from router.api.gateway.openai.request_fields import MESSAGES, schema_of
 from router.request.chat import MAX_CHAT_MESSAGES
 from router.request.features.tools import MAX_TOOLS
 
@@ -210,19 +211,12 @@ class CountTokensRequest(known(_PROMPT)):
     output_format: OutputFormat | None = None
 
 
-class MessagesRequest(known(_MESSAGES, CountTokensRequest)):
+class MessagesRequest(known(_MESSAGES, schema_of(MESSAGES, CountTokensRequest))):
     """POST /v1/messages."""
 
     # 0: none, to have the prompt's KV cached.
     max_tokens: int = Field(ge=0, lt=2**32)
     stream: bool = False
-    # None: the model's own default.
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = Field(None, ge=-(2**31), lt=2**31)
-    # Octavo's own, as in chats.
-    num_speculative_tokens: int | None = Field(None, ge=0, lt=2**32)
-    detach_timeout: float | None = None
     stop_sequences: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]],
         Field(fail_fast=True, max_length=MAX_STOP_STRINGS),

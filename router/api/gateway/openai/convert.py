@@ -1,10 +1,11 @@
 """Converts a request's JSON to the message of gRPC."""
 
-from configs.sampling import LARGEST_LENGTH_PENALTY, MAX_BEAM_WIDTH, MAX_CHOICES, PARAMETERS
+from configs.sampling import LARGEST_LENGTH_PENALTY, MAX_BEAM_WIDTH, MAX_CHOICES
 from protos import inference_pb2 as pb
 from router.api.gateway.errors import BadRequestError
 from router.api.gateway.openai.fields import json_text
 from router.api.gateway.openai.media import image_of, video_of
+from router.api.gateway.openai.request_fields import in_range, put_fields
 from router.api.gateway.openai.schemas import (
     BatchChatRequest,
     Chat,
@@ -19,16 +20,6 @@ from router.api.gateway.openai.schemas import (
 from router.api.gateway.openai.structured import constraint_of
 from router.api.gateway.openai.tools import add_tools
 from runtime.grammar.json_text import json_object
-
-# Fields of the same name in both.
-_SAMPLING = (
-    *(parameter.name for parameter in PARAMETERS),
-    "max_tokens",
-    "skip_special_tokens",
-    "thinking_token_budget",
-    "num_speculative_tokens",
-)
-_SIDES = {"left": pb.TRUNCATION_SIDE_LEFT, "right": pb.TRUNCATION_SIDE_RIGHT, None: pb.TRUNCATION_SIDE_UNSPECIFIED}
 
 
 def completion_messages(request: CompletionRequest, request_id: str) -> list[pb.GenerateRequest]:
@@ -68,7 +59,7 @@ def completion_messages(request: CompletionRequest, request_id: str) -> list[pb.
         if isinstance(prompt, str):
             message.prompt = prompt
         else:
-            message.token_ids.ids.extend(_in_range(prompt, "prompt"))
+            message.token_ids.ids.extend(in_range(prompt, "prompt"))
             message.token_ids.SetInParent()
         messages.append(message)
     return messages
@@ -122,7 +113,7 @@ def tokenize_message(request: TokenizeRequest | TokenizeChatRequest) -> pb.Token
 
 def detokenize_message(request: DetokenizeRequest) -> pb.DetokenizeRequest:
     """Raises BadRequestError."""
-    return pb.DetokenizeRequest(model=request.model, token_ids=_in_range(request.tokens, "tokens"))
+    return pb.DetokenizeRequest(model=request.model, token_ids=in_range(request.tokens, "tokens"))
 
 
 def _chat(request: Chat) -> pb.ChatPrompt:
@@ -212,62 +203,20 @@ def _message(
         raise BadRequestError(
             "prompt_logprobs with stream: they come with a whole answer only, or over gRPC", param="prompt_logprobs"
         )
-    sampling = pb.SamplingParams(
-        n=n,
-        min_tokens=request.min_tokens,
-        stop=[request.stop] if isinstance(request.stop, str) else request.stop,
-        include_stop_str_in_output=request.include_stop_str_in_output,
-        stop_token_ids=_in_range(request.stop_token_ids, "stop_token_ids"),
-        ignore_eos=request.ignore_eos,
-        bad_words=request.bad_words,
-    )
-    if request.allowed_token_ids is not None:
-        if not request.allowed_token_ids:
-            raise BadRequestError("allowed_token_ids is empty: give at least one", param="allowed_token_ids")
-        sampling.allowed_token_ids.extend(_in_range(request.allowed_token_ids, "allowed_token_ids"))
-    if request.repetition_detection is not None:
-        sampling.repetition_detection.CopyFrom(pb.RepetitionDetection(**request.repetition_detection.model_dump()))
+    message = pb.GenerateRequest(request_id=request_id, model=request.model, sampling=pb.SamplingParams(n=n))
+    put_fields(message, request)
+    sampling = message.sampling
     if (constraint := constraint_of(request.response_format, request.structured_outputs)) is not None:
         sampling.constraint.CopyFrom(constraint)
-    for name in _SAMPLING:
-        value = getattr(request, name)
-        if value is not None:
-            setattr(sampling, name, value)
-    if request.max_tokens == 0:
-        # The prompt alone is asked for. One token is computed, and the reply leaves it out.
-        sampling.max_tokens = 1
-    _in_range(list(request.logit_bias), "logit_bias")
-    sampling.logit_bias.update(request.logit_bias)
-    if request.logprob_token_ids:
-        sampling.logprob_token_ids.extend(_in_range(request.logprob_token_ids, "logprob_token_ids"))
-    elif logprobs is not None:
-        sampling.logprobs = _in_range([logprobs], "logprobs")[0]
+    if request.max_tokens is not None and not sampling.HasField("max_tokens"):
+        # A completion's default.
+        sampling.max_tokens = request.max_tokens
+    if logprobs is not None and not sampling.logprob_token_ids:
+        sampling.logprobs = in_range([logprobs], "logprobs")[0]
     if prompt_logprobs is not None:
-        sampling.prompt_logprobs = _in_range([prompt_logprobs], "prompt_logprobs")[0]
-    if request.seed is not None:
-        # Negative seeds are the other half of the 64 bits.
-        sampling.seed = request.seed % 2**64
-    message = pb.GenerateRequest(
-        request_id=request_id,
-        model=request.model,
-        sampling=sampling,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
-        session_key=request.session_key or request.session_id,
-        truncation_side=_SIDES[request.truncation_side],
-    )
-    if request.detach_timeout is not None:
-        message.detach_timeout = request.detach_timeout
+        sampling.prompt_logprobs = in_range([prompt_logprobs], "prompt_logprobs")[0]
     if request.use_beam_search:
         _add_search(message, request, n)
-    if request.add_special_tokens is not None:
-        message.add_special_tokens = request.add_special_tokens
-    if request.truncate_prompt_tokens == 0:
-        raise BadRequestError(
-            "truncate_prompt_tokens=0: use at least 1, or -1 for as many as fit", param="truncate_prompt_tokens"
-        )
-    if request.truncate_prompt_tokens is not None:
-        message.truncate_prompt_tokens = max(request.truncate_prompt_tokens, 0)
     return message
 
 
@@ -285,11 +234,3 @@ def _add_search(message: pb.GenerateRequest, request: SamplingRequest, width: in
     message.sampling.n = request.n
     message.beam_search.width = width
     message.beam_search.length_penalty = request.length_penalty
-
-
-def _in_range(numbers: list[int], param: str) -> list[int]:
-    """Checks that a uint32 can hold the numbers; the model's limits are checked later. Raises BadRequestError."""
-    for number in numbers:
-        if not 0 <= number < 2**32:
-            raise BadRequestError(f"{param}: {number} is not from 0 to {2**32 - 1}", param=param)
-    return numbers

@@ -2,22 +2,13 @@
 
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, ConfigDict, Field, create_model, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from configs.sampling import (
-    ALL_LOGPROBS,
-    MAX_ALLOWED_TOKENS,
-    MAX_BAD_WORDS,
-    MAX_LOGIT_BIAS,
-    MAX_LOGPROB_TOKENS,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKENS,
-    PARAMETERS,
-    Parameter,
-)
+from configs.sampling import ALL_LOGPROBS
 from router.api.gateway.openai.fields import FOR_MEDIA, FOR_OPENAI, HINT, Fields, at_most, known, refused
 from router.api.gateway.openai.media import MEDIA, ImageUrl, IoKwargs, ProcessorKwargs, VideoUrl, check_media
+from router.api.gateway.openai.request_fields import CHATS, schema_of
 from router.api.gateway.openai.structured import ResponseFormat, StructuredOutputs
 from router.api.gateway.openai.tools import ToolChoice, Tools
 from router.request.chat import MAX_CHAT_MESSAGES
@@ -41,11 +32,6 @@ _LogprobCount = Annotated[
     int, Field(ge=-1, lt=2**32), AfterValidator(lambda count: ALL_LOGPROBS if count == -1 else count)
 ]
 
-# -1: no bound, as in vLLM.
-ThinkingBudget = Annotated[
-    int | None, Field(ge=-1, lt=2**32), AfterValidator(lambda count: None if count == -1 else count)
-]
-
 
 class StreamOptions(Fields):
     include_usage: bool = False
@@ -55,21 +41,6 @@ class StreamOptions(Fields):
     include_obfuscation: bool = False
 
 
-class RepetitionDetection(Fields):
-    max_pattern_size: int = Field(0, ge=0, lt=2**32)
-    min_pattern_size: int = Field(0, ge=0, lt=2**32)
-    min_count: int = Field(0, ge=0, lt=2**32)
-
-
-def _number(parameter: Parameter) -> tuple[object, Any]:
-    """Returns a parameter's type and default as a field. The router checks its range later."""
-    bounds: dict[str, Any] = {"ge": -(2**31), "lt": 2**31} if parameter.kind is int else {}
-    if parameter.from_model:
-        return parameter.kind | None, Field(None, **bounds)
-    return parameter.kind, Field(parameter.default, **bounds)
-
-
-_numbers: dict[str, Any] = {each.name: _number(each) for each in PARAMETERS}
 _NO_MEDIA = "this API takes text and images only"
 # Fields that are known and not honoured, by request. The first ones have no effect; the others are refused.
 _COMMON = {
@@ -111,53 +82,26 @@ _CHAT = {
 }
 
 
-class SamplingRequest(known(_COMMON, create_model("_Numbers", __base__=Fields, **_numbers))):
-    """Fields of both calls, with all numbers of configs.sampling. None: the model's own default."""
+class SamplingRequest(known(_COMMON, schema_of(CHATS))):
+    """Fields of both calls, besides those of the table. None: the model's own default."""
 
     model: str = ""
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = Field(1, ge=1)
-    max_tokens: int | None = Field(None, ge=0, lt=2**32)
-    logit_bias: Annotated[dict[int, float], at_most(MAX_LOGIT_BIAS)] = Field(default_factory=dict)
-    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)] | None = None
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     response_format: ResponseFormat | None = None
 
     # vLLM's fields.
     structured_outputs: StructuredOutputs | None = None
-    min_tokens: int = Field(0, ge=0, lt=2**32)
-    stop_token_ids: list[int] = Field(default_factory=list, fail_fast=True, max_length=MAX_STOP_TOKENS)
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    allowed_token_ids: list[int] | None = Field(None, fail_fast=True, max_length=MAX_ALLOWED_TOKENS)
-    logprob_token_ids: list[int] | None = Field(None, fail_fast=True, max_length=MAX_LOGPROB_TOKENS)
-    repetition_detection: RepetitionDetection | None = None
-    bad_words: list[str] = Field(default_factory=list, fail_fast=True, max_length=MAX_BAD_WORDS)
-    thinking_token_budget: ThinkingBudget = None
-    skip_special_tokens: bool | None = None
     # The n best outputs of a beam search with n beams; the penalty is part of it.
     use_beam_search: bool = False
     length_penalty: float = 1.0
-    add_special_tokens: bool | None = None
-    # -1: as many as leave room for max_tokens.
-    truncate_prompt_tokens: int | None = Field(None, ge=-1, lt=2**32)
-    truncation_side: Literal["left", "right"] | None = None
     echo: bool = False
     prompt_logprobs: _LogprobCount | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     stream_interval: int = Field(1, ge=1)
-    priority: int = Field(0, ge=-(2**31), lt=2**31)
-    cache_salt: str = ""
     request_id: str = ""
-    # Both name the conversation to which a request belongs.
-    session_key: str = ""
-    session_id: str = ""
-    # Octavo's own: upper bound of the drafts of a choice in a step; 0: no speculation.
-    num_speculative_tokens: int | None = Field(None, ge=0, lt=2**32)
-    # Octavo's own: seconds for which a stream goes on without its reader.
-    detach_timeout: float | None = None
 
 
 class CompletionRequest(known(_COMPLETION), SamplingRequest):

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from configs.sampling import PARAMETERS
 from protos import inference_pb2 as pb
 from router.api.gateway.openai import tools as functions
 from router.api.gateway.openai.convert import chat_message
 from router.api.gateway.openai.form import ASSISTANT, Form
+from router.api.gateway.openai.request_fields import RESPONSES, names_of
 from router.api.gateway.openai.schemas import ChatCompletionRequest, FunctionCall, Message, Part, ToolCall, image_part
 from router.api.gateway.openai.structured import JsonSchema, ResponseFormat
 from router.api.gateway.responses.schemas import (
@@ -21,12 +21,7 @@ from router.api.gateway.responses.schemas import (
 )
 
 # Fields of the same name and meaning in both.
-_SHARED = (
-    *(parameter.name for parameter in PARAMETERS),
-    *("model", "stream", "stop", "stop_token_ids", "seed", "ignore_eos", "skip_special_tokens", "priority"),
-    *("thinking_token_budget", "num_speculative_tokens", "detach_timeout"),
-    *("cache_salt", "session_key", "session_id", "parallel_tool_calls"),
-)
+_SHARED = (*names_of(RESPONSES), "model", "stream", "parallel_tool_calls")
 # Chat templates know no developers.
 _ROLES = {"developer": "system"}
 

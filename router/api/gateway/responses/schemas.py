@@ -2,12 +2,12 @@
 
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field, create_model, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from configs.sampling import MAX_STOP_STRINGS, MAX_STOP_TOKENS, PARAMETERS, Parameter
 from router.api.gateway.openai.fields import FOR_OPENAI, Effect, Fields, at_most, known, no_effect, refused
-from router.api.gateway.openai.schemas import StreamOptions, ThinkingBudget
+from router.api.gateway.openai.request_fields import RESPONSES, schema_of
+from router.api.gateway.openai.schemas import StreamOptions
 from router.api.gateway.openai.tools import CHOICE_OF, Named, Some, Word
 from router.request.chat import MAX_CHAT_MESSAGES
 from router.request.features.tools import MAX_TOOLS
@@ -173,18 +173,7 @@ _NOT_HONOURED = {
 }
 
 
-def _number(parameter: Parameter) -> tuple[object, Any]:
-    """Returns a parameter's type and default as a field. The router checks its range later."""
-    bounds: dict[str, Any] = {"ge": -(2**31), "lt": 2**31} if parameter.kind is int else {}
-    return parameter.kind | None, Field(None, **bounds)
-
-
-_fields: dict[str, Any] = {each.name: _number(each) for each in PARAMETERS}
-_fields.update({name: (kind, None) for name, kind in _NOT_HONOURED.items()})
-_Known: Any = create_model("_Known", __base__=Fields, **_fields)
-
-
-class ResponseRequest(_Known):
+class ResponseRequest(known(_NOT_HONOURED, schema_of(RESPONSES))):
     """POST /v1/responses."""
 
     model: str = ""
@@ -204,22 +193,8 @@ class ResponseRequest(_Known):
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
-
-    # vLLM's fields.
-    stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: list[int] = Field(default_factory=list, fail_fast=True, max_length=MAX_STOP_TOKENS)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    ignore_eos: bool = False
-    skip_special_tokens: bool | None = None
-    thinking_token_budget: ThinkingBudget = None
-    priority: int = Field(0, ge=-(2**31), lt=2**31)
-    cache_salt: str = ""
+    # vLLM's field.
     request_id: str = ""
-    session_key: str = ""
-    session_id: str = ""
-    # Octavo's own, as in chats.
-    num_speculative_tokens: int | None = Field(None, ge=0, lt=2**32)
-    detach_timeout: float | None = None
 
     @property
     def items(self) -> list[Item]:
