@@ -14,7 +14,7 @@ from kernels.sampling.triton_adjust import (
     count_output,
     remember_output,
 )
-from kernels.sampling.triton_filters import NUM_PASSES, _bin_kernel, _kept_mass_kernel, _maxima_kernel
+from kernels.sampling.triton_filters import _bin_kernel, _kept_mass_kernel, _maxima_kernel
 from kernels.sampling.triton_verify import verify
 from kernels.triton_common.kernel_build import KernelBuild
 from kernels.triton_common.recording import bf16, float32, int32, recorded, tensor
@@ -36,9 +36,7 @@ def shipped() -> list[KernelBuild]:
     return [
         recorded("maxima", _sample(), kernel=_maxima_kernel),
         recorded("first-step", _sample(), kernel=_bin_kernel, nth=0),
-        recorded("top-k-step", _sample(), kernel=_bin_kernel, nth=1),
-        recorded("top-p-first-step", _sample(), kernel=_bin_kernel, nth=NUM_PASSES),
-        recorded("top-p-step", _sample(), kernel=_bin_kernel, nth=NUM_PASSES + 1),
+        recorded("step", _sample(), kernel=_bin_kernel, nth=1),
         recorded("kept-mass", _sample(), kernel=_kept_mass_kernel),
         recorded("kept-mass-unfiltered", _sample(filters=False), kernel=_kept_mass_kernel),
         recorded("choose", _sample(), kernel=_choose_kernel),

@@ -17,7 +17,6 @@ from kernels.sampling.triton_filters import (
     BINS,
     FIRST_BINS,
     MAX_BINS,
-    NUM_PASSES,
     NUM_STEPS,
     STATE_SIZE,
     _bin_kernel,
@@ -112,8 +111,8 @@ def sample(
             for step in range(NUM_STEPS):
                 _bin_kernel[grid](
                     logits_LV, rows_L, *shared, maxima_LC, *search, vocabulary, stride, num_scored, step,
-                    FIRST=step in (0, NUM_PASSES), NUM_BINS=BINS if step else FIRST_BINS, FOR_TOP_P=step >= NUM_PASSES,
-                    CHUNK=CHUNK, BLOCK_C=block_c, num_warps=NUM_WARPS,
+                    FIRST=step == 0, NUM_BINS=BINS if step else FIRST_BINS, CHUNK=CHUNK, BLOCK_C=block_c,
+                    num_warps=NUM_WARPS,
                 )  # fmt: skip
         _kept_mass_kernel[grid](
             logits_LV, rows_L, *shared, columns.min_p_R, maxima_LC, *search, least_keys_L, masses_LC,

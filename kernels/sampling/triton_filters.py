@@ -41,27 +41,35 @@ def bin_shift(step):
 
 @jit
 def enter_step(
-    states_PLX, counts_PLB, masses_PLB, at, num_scored, top_k, top_p, writes, step,
-    FIRST: tl.constexpr, FOR_TOP_P: tl.constexpr,
+    states_PLX, counts_PLB, masses_PLB, at, num_scored, top_k, top_p, writes, step, FIRST: tl.constexpr
 ):  # fmt: skip
     """Returns the state of the search at `at` before a step: the least key's bits so far, and whether they already
     decide what is kept. The program with `writes` stores the state for the next step. top_k: int64, 0 if off; it is
-    searched for before top_p. FIRST: the step is the first of its search."""
+    searched for before top_p. FIRST: the step is 0."""
     zero = tl.full((), 0, tl.int64)
     low = tl.full((), 0, tl.int32)
-    if FIRST and not FOR_TOP_P:
+    if FIRST:
         state = (low, zero, zero, top_k, zero, zero)
-    elif FIRST:
-        if top_k > 0:
-            _, _, _, _, total, _ = _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, _LAST_TOP_K_STEP, False)
-        else:
-            total = tl.sum(_bins(masses_PLB, at, num_scored, 0))
-        wanted = top_p * total.to(tl.float64)
-        goal = wanted.to(tl.int64)
-        goal += (goal.to(tl.float64) < wanted).to(tl.int64)
-        state = _narrow(low, zero, zero, goal, zero, zero, counts_PLB, masses_PLB, at, num_scored, 0, True)
     else:
-        state = _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, step - 1, FOR_TOP_P)
+        # Branches, not constants: Triton would compile a kernel for each.
+        if step == _LAST_TOP_K_STEP + 1:
+            if top_k > 0:
+                _, _, _, _, total, _ = _after(
+                    states_PLX, counts_PLB, masses_PLB, at, num_scored, _LAST_TOP_K_STEP, False
+                )
+            else:
+                total = tl.sum(_bins(masses_PLB, at, num_scored, 0))
+            wanted = top_p * total.to(tl.float64)
+            goal = wanted.to(tl.int64)
+            goal += (goal.to(tl.float64) < wanted).to(tl.int64)
+            low, count_above, mass_above, goal, kept_mass, settled = _narrow(
+                low, zero, zero, goal, zero, zero, counts_PLB, masses_PLB, at, num_scored, 0, True
+            )
+        else:
+            low, count_above, mass_above, goal, kept_mass, settled = _after(
+                states_PLX, counts_PLB, masses_PLB, at, num_scored, step - 1, step > _LAST_TOP_K_STEP
+            )
+        state = (low, count_above, mass_above, goal, kept_mass, settled)
     place = states_PLX + (step * num_scored + at) * STATE_SIZE
     for i in tl.static_range(6):  # pyright: ignore[reportGeneralTypeIssues]
         tl.store(place + i, state[i].to(tl.int64), mask=writes)
@@ -87,7 +95,7 @@ def _bins(bins_PLB, at, num_scored, step):
 
 
 @jit
-def _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, step, BY_MASS: tl.constexpr):
+def _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, step, by_mass):
     """The state after a step, from the one before it and its bins."""
     place = states_PLX + (step * num_scored + at) * STATE_SIZE
     low = tl.load(place).to(tl.int32)
@@ -98,7 +106,7 @@ def _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, step, BY_MASS: tl
     settled = tl.load(place + 5)
     return _narrow(
         low, count_above, mass_above, goal, kept_mass, settled,
-        counts_PLB, masses_PLB, at, num_scored, step, BY_MASS,
+        counts_PLB, masses_PLB, at, num_scored, step, by_mass,
     )  # fmt: skip
 
 
@@ -115,30 +123,25 @@ def _narrow(
     at,
     num_scored,
     step,
-    BY_MASS: tl.constexpr,
+    by_mass,  # the goal is a mass, as of top_p, not a count
 ):
     bins = tl.arange(0, MAX_BINS)
     counts = _bins(counts_PLB, at, num_scored, step)
     masses = _bins(masses_PLB, at, num_scored, step)
-    if BY_MASS:
-        reached = mass_above + tl.cumsum(masses, reverse=True) >= goal
-    else:
-        reached = count_above + tl.cumsum(counts, reverse=True) >= goal
+    above = tl.where(by_mass, mass_above, count_above)
+    reached = above + tl.cumsum(tl.where(by_mass, masses, counts), reverse=True) >= goal
     # The lowest bin if even all of them do not reach the goal.
     chosen = tl.max(tl.where(reached, bins, 0))
     new_low = low + (chosen << bin_shift(step))
     new_count = count_above + sum_of(counts, bins > chosen)
     new_mass = mass_above + sum_of(masses, bins > chosen)
     count = sum_of(counts, bins == chosen)
-    if BY_MASS:
-        new_settled = count <= 1
-        new_kept = kept_mass
-    else:
-        room = goal - new_count
-        new_settled = count <= room
-        # If the bin is not kept whole, this is right only after the last step, when a bin holds a single key.
-        whole = sum_of(masses, bins == chosen)
-        new_kept = new_mass + tl.where(new_settled, whole, room * mass_of(weight_of_key(new_low)))
+    room = tl.where(by_mass, 1, goal - new_count)
+    new_settled = count <= room
+    # If the bin is not kept whole, this is right only after the last step, when a bin holds a single key.
+    whole = sum_of(masses, bins == chosen)
+    top_k_mass = new_mass + tl.where(new_settled, whole, room * mass_of(weight_of_key(new_low)))
+    new_kept = tl.where(by_mass, kept_mass, top_k_mass)
     is_settled = settled > 0
     return (
         tl.where(is_settled, low, new_low),
@@ -200,7 +203,6 @@ def _bin_kernel(
     step,
     FIRST: tl.constexpr,
     NUM_BINS: tl.constexpr,
-    FOR_TOP_P: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
@@ -212,16 +214,14 @@ def _bin_kernel(
     top_k = _top_k_of(top_k_R, row, vocabulary)
     top_p = tl.load(top_p_R + row)
     largest = row_maximum(maxima_LC, at, num_chunks, BLOCK_C)
-    if FOR_TOP_P:
-        wanted = top_p < 1.0
+    if FIRST:
+        # This step also fills top_p's first bins, with all tokens.
+        wanted = (top_k > 0) | (top_p < 1.0)
     else:
-        # The first step also fills top_p's first bins, with all tokens.
-        wanted = (top_k > 0) | (FIRST & (top_p < 1.0))
+        wanted = tl.where(step > _LAST_TOP_K_STEP, top_p < 1.0, top_k > 0)
     if (temperature <= 0) | (not wanted) | (not is_finite(largest)):
         return
-    low, settled = enter_step(
-        states_PLX, counts_PLB, masses_PLB, at, num_scored, top_k, top_p, chunk == 0, step, FIRST, FOR_TOP_P
-    )
+    low, settled = enter_step(states_PLX, counts_PLB, masses_PLB, at, num_scored, top_k, top_p, chunk == 0, step, FIRST)
     scale = scale_of(temperature)
     if settled | cannot_reach(tl.load(maxima_LC + at * num_chunks + chunk), largest, scale, low):
         return

@@ -23,8 +23,8 @@ FAULTS = [
     Fault(
         name="top_k forgets the tokens above its bin",
         path="kernels/sampling/triton_filters.py",
-        old="room = goal - new_count",
-        new="room = goal - count_above",
+        old="goal - new_count)",
+        new="goal - count_above)",
         test=f"{_TESTS}::test_equal_tokens_stay_or_go_together",
     ),
     Fault(

@@ -114,9 +114,9 @@ def _options(folder: Path, config: dict[str, Any], **options: Any) -> Options:
     ("config", "options", "most"),
     [
         (_LLAMA, {}, 40),
-        (_LLAMA, {"quantization": "fp8", "kv_cache_dtype": "fp8"}, 45),
+        (_LLAMA, {"quantization": "fp8", "kv_cache_dtype": "fp8"}, 40),
         (_LLAMA, {"enforce_eager": True}, 40),
-        (_DEEPSEEK, {}, 50),
+        (_DEEPSEEK, {}, 45),
     ],
     ids=["bf16", "fp8", "eager", "latents and experts"],
 )
