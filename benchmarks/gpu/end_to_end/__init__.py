@@ -22,7 +22,7 @@ from worker.layers.kv_cache import KVCache
 OP = "end_to_end"
 
 _LIMITS = Limits(max_num_seqs=256, max_num_batched_tokens=8192, max_model_len=2048)
-_SIZES = Sizes(
+SIZES = Sizes(
     checked=(29, 11, 1, 1),
     checked_requests=(8, 64, 32),
     batches=(1, 256, 64, 8),
@@ -58,7 +58,7 @@ _SECONDS = 20.0
 def run(report: Report, *, toy: bool) -> None:
     # The interpreter claims to have enough memory.
     device = InterpretedDevice(memory_bytes=2 * _ROOM) if toy else CudaDevice()
-    sizes, limits = (TOY_SIZES, TOY_LIMITS) if toy else (_SIZES, _LIMITS)
+    sizes, limits = (TOY_SIZES, TOY_LIMITS) if toy else (SIZES, _LIMITS)
     variants = TOY_VARIANTS if toy else VARIANTS
     for index, variant in enumerate(variants):
         # bf16 gets twice the time of fp8; time that one leaves goes to the next.

@@ -4,14 +4,15 @@
 own. Checks come first, as in end_to_end, whose engine and measures these are.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.end_to_end import TOY_LIMITS, TOY_SIZES, checks
-from benchmarks.gpu.end_to_end.measures import Measures, Sizes
+from benchmarks.gpu.end_to_end import SIZES, TOY_LIMITS, TOY_SIZES, checks
+from benchmarks.gpu.end_to_end.measures import Measures
 from benchmarks.gpu.end_to_end.model_run import BLOCK_SIZE, WAYS, Limits, ModelRun, Way
 from benchmarks.gpu.end_to_end.schedule import Request, Schedule
 from benchmarks.gpu.end_to_end.shapes import Variant
@@ -22,19 +23,10 @@ OP = "models"
 _GRAPHS, _EAGER = WAYS[0], WAYS[1]
 # 2,048 is max_num_batched_tokens' default, up to which steps may run in pieces.
 _LIMITS = Limits(max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=17 << 10)
-_SIZES = Sizes(
-    checked=(29, 11, 1, 1),
-    checked_requests=(8, 64, 8),
-    batches=(1, 256, 64, 8),
-    context=512,
-    num_warm_steps=8,
-    num_steps=64,
-    step_tokens=(2048,),
-    prompt=1024,
-    num_prompts=8,
+_SIZES = replace(
+    SIZES, checked_requests=(8, 64, 8), num_warm_steps=8, num_steps=64, step_tokens=(2048,), num_prompts=8,
     num_requests=64,
-    lengths=(100, 1024),
-)
+)  # fmt: skip
 # Rows that decode in the mixed step, tokens of the prompt in it, and steps that are timed.
 _MIXED, _TOY_MIXED = (88, 512, 8), (1, 3, 2)
 _LONG_CONTEXT = 16 << 10
@@ -74,14 +66,8 @@ def measure(report: Report, variant: Variant, *, toy: bool) -> None:
             schedule, _ = _mixed(measures, mixed)
             _profile(report, run, f"{variant.name}, mixed, {way.name}", schedule, way)
         if not toy and report.has_time(_SECONDS):
-            long = Measures(report, OP, run, _with_context(sizes))
+            long = Measures(report, OP, run, replace(sizes, context=_LONG_CONTEXT, num_steps=32))
             long.decodes(1, ways[:1])
-
-
-def _with_context(sizes: Sizes) -> Sizes:
-    from dataclasses import replace
-
-    return replace(sizes, context=_LONG_CONTEXT, num_steps=32)
 
 
 def _mixed(measures: Measures, mixed: tuple[int, int, int]) -> tuple[Schedule, int]:
