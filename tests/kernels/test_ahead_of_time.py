@@ -23,7 +23,7 @@ from tests.support.kernels.recorded_loops import RECORDED_ARCH, recorded_loops
 from tests.support.kernels.sass import flaws, innermost_loops
 
 _BY_NUMBERS = Target("tests.support.kernels.slow_builds", "decode-llama-8b-fp8-by-numbers-sm90", 90)
-_INT4 = Target("gemm.int4", "few-zeros-split", 90)
+_SCALES = Target("tests.support.kernels.slow_builds", "scales-of-2-bytes", 90)
 
 
 @pytest.mark.timeout(900)
@@ -61,13 +61,13 @@ def test_finds_values_that_are_read_byte_by_byte(target: Target, compilations: d
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("target", [_INT4], ids=["int4"])
+@pytest.mark.parametrize("target", [_SCALES], ids=["scales"])
 def test_finds_scales_that_are_loaded_within_the_loop(
     target: Target, compilations: dict[str, "Future[Compiled]"]
 ) -> None:
-    """The 4-bit GEMM's scales and minima, of 2 bytes each. The table of loops allows them so far."""
-    assert "4 plain loads in a loop around tensor cores, not 0" in flaws(compilations[str(target)].result().loops)
-    assert recorded_loops()[configuration(target)].plain_loads == 4
+    """The fault of the 4-bit GEMM before its scales had 4 bytes with their minima."""
+    found = flaws(compilations[str(target)].result().loops)
+    assert any("plain loads in a loop around tensor cores" in each for each in found)
 
 
 # An outer and an inner loop as cuobjdump prints them, and the jump to itself that ends a kernel.

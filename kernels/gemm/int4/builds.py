@@ -38,8 +38,7 @@ def _gemm(
     M, N, num_spans = 40, 2048, -(-K // SPAN)
     weight = GpuInt4(
         packed_NB=tensor(torch.uint8, N, num_spans * GROUP),
-        scales_GN=tensor(torch.float16, 2 * num_spans, N),
-        minima_GN=tensor(torch.float16, 2 * num_spans, N),
+        scales_SN=tensor(torch.int64, num_spans, N),
         has_zeros=has_zeros,
         num_inputs=K,
     )

@@ -14,16 +14,19 @@ from kernels.triton_common.jit import jit
 from kernels.triton_common.numbers import dot, narrow, tile_of_program, widen
 
 # For few rows and for many, as with floats (kernels/gemm/dense/triton.py); a step is a span of inputs. 64 columns: with
-# 128, sm_80 and sm_89 spill registers where one program adds parts of K.
+# 128, sm_80 and sm_89 spill registers where one program adds parts of K. float32 with 4 warps spills up to 24 B.
 FEW = GemmTile(block_m=64, block_n=64, block_k=SPAN, num_warps=4, num_stages=4)
 MANY = GemmTile(block_m=128, block_n=64, block_k=SPAN, num_warps=8, num_stages=3)
-FLOAT32 = GemmTile(block_m=32, block_n=64, block_k=SPAN, num_warps=4, num_stages=2)
+FLOAT32 = GemmTile(block_m=32, block_n=64, block_k=SPAN, num_warps=8, num_stages=2)
 _GROUP_M = 8
 
 
 @jit
-def _floats(codes, scales, minima, HAS_ZEROS: tl.constexpr, DTYPE: tl.constexpr):
-    """Weights of 32 inputs and their scales' columns, rounded once: products of codes and scales are exact."""
+def _floats(codes, scales, HAS_ZEROS: tl.constexpr, DTYPE: tl.constexpr):
+    """Weights of 32 inputs, rounded once: products of codes and scales are exact. scales: each column's scale in the
+    first half of 32 bits, and its minimum."""
+    minima = widen((scales >> 16).to(tl.uint16).to(tl.float16, bitcast=True))
+    scales = widen((scales & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True))
     if HAS_ZEROS:
         result = (codes.to(tl.float32) - minima[None]) * scales[None]
     else:
@@ -33,18 +36,17 @@ def _floats(codes, scales, minima, HAS_ZEROS: tl.constexpr, DTYPE: tl.constexpr)
 
 @jit
 def _part(
-    x_rows, w_columns, scales, minima, row_mask, column_mask, first_step, last_step, K, N,
+    x_rows, w_columns, scales, row_mask, column_mask, first_step, last_step, K, N,
     HAS_ZEROS: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     GROUP_K: tl.constexpr,
 ):  # fmt: skip
-    """The sum of products over spans first_step to last_step - 1 of K, from zero. scales, minima: of the columns in
-    the first group."""
+    """The sum of products over spans first_step to last_step - 1 of K, from zero. scales: of the columns in the first
+    group."""
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     k = tl.arange(0, GROUP_K)
     first = first_step * GROUP_K + k
     packed_tile, x_tile = w_columns[None] + first[:, None], x_rows[:, None] + (first_step * GROUP_K + first)[None]
-    offset = tl.cast(first_step, tl.int64) * 2 * N
-    low_scales, low_minima = scales + offset, minima + offset
+    scales += tl.cast(first_step, tl.int64) * N
     for step in range(first_step, last_step):
         packed = tl.load(packed_tile, mask=column_mask[None], other=0)
         low_mask, high_mask = row_mask[:, None], row_mask[:, None]
@@ -52,27 +54,21 @@ def _part(
             inside = 2 * step * GROUP_K + k
             low_mask, high_mask = low_mask & (inside < K)[None], high_mask & (inside + GROUP_K < K)[None]
         low_x = tl.load(x_tile, mask=low_mask, other=0.0)
-        low_w = _floats(
-            packed & 15, widen(tl.load(low_scales, mask=column_mask, other=0.0)),
-            widen(tl.load(low_minima, mask=column_mask, other=0.0)), HAS_ZEROS, low_x.dtype,
-        )  # fmt: skip
+        both = tl.load(scales, mask=column_mask, other=0)
+        low_w = _floats(packed & 15, both.to(tl.uint32), HAS_ZEROS, low_x.dtype)
         acc = dot(low_x, low_w, acc)
         high_x = tl.load(x_tile + GROUP_K, mask=high_mask, other=0.0)
-        high_w = _floats(
-            packed >> 4, widen(tl.load(low_scales + N, mask=column_mask, other=0.0)),
-            widen(tl.load(low_minima + N, mask=column_mask, other=0.0)), HAS_ZEROS, high_x.dtype,
-        )  # fmt: skip
+        high_w = _floats(packed >> 4, (both >> 32).to(tl.uint32), HAS_ZEROS, high_x.dtype)
         acc = dot(high_x, high_w, acc)
         packed_tile += GROUP_K
         x_tile += 2 * GROUP_K
-        low_scales += 2 * N
-        low_minima += 2 * N
+        scales += N
     return acc
 
 
 @jit(do_not_specialize=["M", "part_steps"])
 def _int4_gemm_kernel(
-    x, w, scales, minima, out, bias, M, N, K, x_stride, w_stride, out_stride, part_steps,
+    x, w, scales, out, bias, M, N, K, x_stride, w_stride, out_stride, part_steps,
     HAS_ZEROS: tl.constexpr, FOLD: tl.constexpr, EVEN_K: tl.constexpr, GROUP_M: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_K: tl.constexpr,
 ):  # fmt: skip
@@ -89,14 +85,14 @@ def _int4_gemm_kernel(
         for first_step in range(0, all_steps, part_steps):
             last_step = tl.minimum(first_step + part_steps, all_steps)
             acc += _part(
-                x_rows, w_columns, scales + column, minima + column, row_mask, column_mask, first_step, last_step, K, N,
+                x_rows, w_columns, scales + column, row_mask, column_mask, first_step, last_step, K, N,
                 HAS_ZEROS, EVEN_K, BLOCK_M, BLOCK_N, GROUP_K,
             )  # fmt: skip
     else:
         first_step = part * part_steps
         last_step = tl.minimum(first_step + part_steps, all_steps)
         acc = _part(
-            x_rows, w_columns, scales + column, minima + column, row_mask, column_mask, first_step, last_step, K, N,
+            x_rows, w_columns, scales + column, row_mask, column_mask, first_step, last_step, K, N,
             HAS_ZEROS, EVEN_K, BLOCK_M, BLOCK_N, GROUP_K,
         )  # fmt: skip
     if bias is not None:
@@ -144,7 +140,7 @@ def int4_gemm(
         result = torch.empty((cut.num_parts * M, N), dtype=torch.float32, device=x_MK.device)
     num_tiles = cdiv(M, tile.block_m) * cdiv(N, tile.block_n)
     _int4_gemm_kernel[(num_tiles, cut.num_parts if split else 1)](
-        x_MK, weight.packed_NB, weight.scales_GN, weight.minima_GN, result, None if split else bias_N, M, N, K,
+        x_MK, weight.packed_NB, weight.scales_SN, result, None if split else bias_N, M, N, K,
         x_MK.stride(0), weight.packed_NB.stride(0), result.stride(0), cut.steps,
         HAS_ZEROS=weight.has_zeros, FOLD=cut.num_parts > 1 and not split, EVEN_K=K % SPAN == 0, GROUP_M=_GROUP_M,
         BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, GROUP_K=GROUP,

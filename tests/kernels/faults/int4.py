@@ -8,8 +8,8 @@ FAULTS = [
     Fault(
         name="both halves of a span have the scales of the first",
         path="kernels/gemm/int4/triton.py",
-        old="tl.load(low_scales + N, mask",
-        new="tl.load(low_scales, mask",
+        old="(both >> 32).to(tl.uint32)",
+        new="both.to(tl.uint32)",
         test=f"{_TESTS}::test_agrees_with_float64[66-130-200-dtype2-True]",
     ),
     Fault(
