@@ -27,8 +27,9 @@ from tests.support.repository import ROOT
 
 # Bytes of shared memory that one thread block may have.
 SHARED_MEMORY_LIMITS = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
-# Bytes of stack. For sm_120, ptxas of Triton 3.9 spills 8 B of one decode outside its loops, at 168 registers of 255.
-_TOLERATED_STACK = {120: 8}
+# Bytes of stack, which innermost loops must not touch. For sm_120, ptxas of Triton 3.9 keeps two to five numbers there,
+# in five builds: stored before the loops, and loaded behind them or once for each part or piece of work.
+_TOLERATED_STACK = {120: 24}
 # An instruction names a register with 8 bits.
 MAX_REGISTERS = 255
 NUM_PROCESSES = 2
@@ -130,6 +131,10 @@ def objections(target: Target, result: Compiled) -> list[str]:
     found: list[str] = []
     if result.stack > _TOLERATED_STACK.get(target.arch, 0) or result.local:
         found.append(f"spills: {result.stack} bytes of stack, {result.local} of local memory")
+    if target.arch != RECORDED_ARCH:
+        found += [
+            f"{loop.spills} accesses to spilled registers in an innermost loop" for loop in result.loops if loop.spills
+        ]
     if not 0 < result.registers <= MAX_REGISTERS:
         found.append(f"{result.registers} registers")
     if result.shared > SHARED_MEMORY_LIMITS[target.arch]:
