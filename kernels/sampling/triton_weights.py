@@ -58,7 +58,8 @@ def is_finite(x):
 @jit
 def scale_of(temperature):
     """The factor from differences of logits to exponents of 2. temperature: float32, above 0."""
-    return tl.minimum(LOG2_E / temperature, _LARGEST)
+    # A constant over a tensor is a constant to Triton 3.7's interpreter, of which there is no minimum.
+    return tl.minimum(tl.full((), LOG2_E, tl.float32) / temperature, _LARGEST)
 
 
 @jit
