@@ -6,7 +6,7 @@ happened to its requests.
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 import zmq
@@ -125,7 +125,7 @@ class Workers:
             due = min(due, probes[0])
         return min(now + 1.0, due)
 
-    def receive(self, now: float, ready: Mapping[object, int]) -> list[Event]:
+    def receive(self, now: float, ready: Container[object]) -> list[Event]:
         """Handles all messages that have arrived. ready: the sockets that have something, by a poll."""
         for _ in range(_MAX_MESSAGES):
             frames = self._socket.receive()

@@ -265,7 +265,8 @@ class Ranks:
             return "not taken"
         # Gives ZeroMQ's own thread a moment.
         self.workers.sockets[0].poll(1)
-        events = [*self.workers.receive(time.monotonic()), *self.workers.tick(time.monotonic())]
+        ready = self.workers.sockets
+        events = [*self.workers.receive(time.monotonic(), ready), *self.workers.tick(time.monotonic())]
         with suppress(zmq.Again):
             while True:
                 pb.SchedulerToWorker.FromString(peer.recv_multipart(zmq.NOBLOCK)[0])
