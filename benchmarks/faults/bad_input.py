@@ -42,7 +42,7 @@ async def ask_for_the_impossible(edge: Edge, choose: random.Random) -> str:
             await client.generate(prompt, sampling, **options)
         except error:
             return "refused"
-    raise Surprise(f"{sampling} with a prompt of {len(prompt)} and {options} was served")
+    raise Surprise(f"{sampling} with the prompt {str(prompt)[:200]} and {options} was served")
 
 
 async def ask_twice(edge: Edge, choose: random.Random) -> str:
