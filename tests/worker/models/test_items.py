@@ -4,6 +4,7 @@ tokens however its steps are cut, shared or interrupted.
 The engine here is scheduling core, plan encoding, encoder, rows, kernels and sampler in one process.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,12 +122,20 @@ def submit(engine: Engine, group: int, asked: Asked, recipe: Recipe) -> list[int
     return tokens
 
 
-def generate(engine: Engine, requests: dict[str, Asked], recipe: Recipe) -> dict[str, list[list[int]]]:
-    """Computes requests together. Returns token ids, by request and choice."""
+def generate(
+    engine: Engine, requests: dict[str, Asked], recipe: Recipe, *, items_first: bool = False
+) -> dict[str, list[list[int]]]:
+    """Computes requests together. items_first: begins once all items are prepared; otherwise the time that this takes
+    decides which requests run at once. Returns token ids, by request and choice."""
     made = {name: [[] for _ in range(asked.sampling.n)] for name, asked in requests.items()}
     names = dict(enumerate(requests, engine.times.num_steps * 1000 + 1))
     for group, name in names.items():
         submit(engine, group, requests[name], recipe)
+    if items_first:
+        engine._items.exchange(time.monotonic())
+        while engine._items.is_waiting:
+            engine._items.wait()
+            engine._items.exchange(time.monotonic())
     while engine.has_work:
         for sequence in engine.step().sequences:
             group, choice = sequence.key
@@ -191,9 +200,12 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return made
 
 
-def check(family: Family, engine: Engine, requests: dict[str, Asked] | None = None) -> None:
+def check(
+    family: Family, engine: Engine, requests: dict[str, Asked] | None = None, *, items_first: bool = False
+) -> None:
     requests = requests or family.requests
-    assert generate(engine, requests, family.recipe) == {name: family.expected[name] for name in requests}
+    made = generate(engine, requests, family.recipe, items_first=items_first)
+    assert made == {name: family.expected[name] for name in requests}
 
 
 def test_alone_as_transformers(family: Family) -> None:
@@ -266,7 +278,7 @@ def test_preemptions_change_nothing(family: Family, changes: dict[str, Any]) -> 
     longest = max(-(-len(submit_tokens(family, name)) // 8) for name in family.requests)
     tight = {"num_blocks_override": longest + 6, "max_model_len": 8 * longest, "enable_prefix_caching": False}
     engine = engine_of(family, **tight, **changes)
-    check(family, engine)
+    check(family, engine, items_first=True)
     assert engine.num_preemptions > 0
 
 
