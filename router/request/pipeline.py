@@ -25,7 +25,7 @@ from router.request.values import check_model_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedRequest:
-    """What a request asks for, with nothing left to a default."""
+    """A request with nothing left to a default."""
 
     prompt: Prompt
     sampling: pb.SamplingParams

@@ -53,7 +53,7 @@ class Encoder(Protocol):
 
 
 class Text(Protocol):
-    """What knows the model's text."""
+    """Turns text into the model's tokens, and back."""
 
     @property
     def encoder(self) -> Encoder: ...

@@ -35,7 +35,7 @@ def test_a_file_has_one_subject_or_says_why_it_is_long():
 
 
 def test_a_test_file_needs_no_other():
-    """What several need lies in tests/support."""
+    """Helpers of several test files lie in tests/support."""
     found = [
         f"{name(path)}: {each}"
         for path in files(".py", under=ROOT / "tests")

@@ -185,7 +185,7 @@ def _measure(source: Path, arguments: argparse.Namespace, say: Callable[[str], N
     chosen = [each for each in framings() if each.layer.startswith(arguments.only)]
     with _routers(source) as (plain, encrypted, ca):
         run = Run(plain, encrypted, ca, arguments.connections, arguments.seconds)
-        say(f"{source}: the longest ping of a quiet router: {run.quiet_ms():.0f} ms")
+        say(f"{source.name}: the longest ping of a quiet router: {run.quiet_ms():.0f} ms")
         names = f"{'layer':6} {'framing':22} {'MiB':>7} {'ns_per_byte':>11} {'times_best':>10} {'cut_ms':>7}"
         say(f"{names} {'ping_ms':>8} failed")
         best: dict[str, float] = {}

@@ -9,7 +9,7 @@ from runtime.wire import SESSION_PART_TOKENS
 _HEEDED = {"n", "max_tokens", "min_tokens", "stop_token_ids", "ignore_eos", "include_stop_str_in_output", "logprobs"}
 _ABOUT_DRAWING = {"temperature", "top_p", "top_k", "min_p", "top_n_sigma", "seed"}
 _KNOWN = _HEEDED | _ABOUT_DRAWING | {"skip_special_tokens", "num_speculative_tokens"}
-# What to use in place of others.
+# Fields to use in place of others.
 _ADVICE = {"stop": "use stop_token_ids", "repetition_penalty": "use 1, or leave it unset"}
 
 

@@ -1,4 +1,4 @@
-"""What an output must be: the client's own constraint, or the one that makes calls follow a chat's tools."""
+"""The constraint of an output: the client's own, or the one that makes calls follow a chat's tools."""
 
 import time
 from collections.abc import Awaitable, Callable

@@ -241,7 +241,7 @@ def router(model: str) -> Iterator[Workers]:
 
 
 def told(answer: Generation | OctavoError) -> object:
-    """What must be the same. How many blocks of a prompt were cached depends on what was asked before."""
+    """Returns the parts that must be the same. How many blocks of a prompt were cached depends on earlier requests."""
     if isinstance(answer, OctavoError):
         return type(answer), str(answer)
     assert answer.usage is not None
@@ -253,7 +253,7 @@ async def test_a_request_is_answered_in_one_way(name: str, llm: LLM, async_llm: 
     message = CASES[name]
     message.request_id = message.request_id or name.replace(" ", "-").replace(",", "").replace("'", "")
     if not message.sampling.HasField("seed"):
-        # What a greedy request does not use, but shows.
+        # A greedy request does not use these, but shows them.
         message.sampling.seed = 1
     sent = message.SerializeToString(deterministic=True)
 
