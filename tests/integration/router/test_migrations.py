@@ -181,7 +181,8 @@ async def test_a_replica_whose_steps_do_not_complete_is_left(tmp_path: Path) -> 
         other.pause_at = None
         await receive(call, into=received)
         assert _same(received, want)
-        assert (_moved(server, "stall"), stalled.num_live) == (1, 0)
+        assert _moved(server, "stall") == 1
+        await stalled.wait_until(lambda fake: fake.num_live == 0)
         assert "left out for" in server.readiness()[1]
         # New requests go elsewhere until this replica makes progress.
         for i in range(3):
@@ -256,4 +257,5 @@ async def test_a_request_is_moved_on_demand(tmp_path: Path) -> None:
             await receive(call, into=received)
         assert _same(received, want)
         assert [submit.attempt for submit in second.submitted] == [1]
-        assert (_moved(server, "asked"), first.num_live) == (1, 0)
+        assert _moved(server, "asked") == 1
+        await first.wait_until(lambda fake: fake.num_live == 0)

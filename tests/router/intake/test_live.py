@@ -43,7 +43,9 @@ class Resumed:
         received.begin_again()
         self.live = self.second[1].Generate(resume)
         await receive(self.live, into=received, until=lambda received: received.started is not None)
-        assert self.replicas[self.there].num_live == self.replicas[here].num_live == 1
+        # The router says Started before the replica has the request.
+        await self.replicas[self.there].wait_until(lambda replica: replica.num_live == 1)
+        assert self.replicas[here].num_live == 1
         return self
 
 
