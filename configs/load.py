@@ -14,8 +14,12 @@ from configs.vllm_names import NAMES, refusal
 ENV_PREFIX = "OCTAVO_"
 # Environment variables of ours that are not options.
 _ENV_RESERVED = {
-    "OCTAVO_API_KEY", "OCTAVO_CONFIG", "OCTAVO_CACHE_DIR", "OCTAVO_PROGRESS_FD", "OCTAVO_TUNED_CONFIG_FOLDER"
-}  # fmt: skip
+    "OCTAVO_API_KEY",
+    "OCTAVO_CONFIG",
+    "OCTAVO_CACHE_DIR",
+    "OCTAVO_PROGRESS_FD",
+    "OCTAVO_TUNED_CONFIG_FOLDER",
+}
 
 
 class ConfigError(ValueError):

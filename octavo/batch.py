@@ -80,9 +80,15 @@ async def compute(job: Job, url: str, api_key: str, on_progress: OnProgress = la
                 num_before = journal.num_lines
                 with LineReader(job.input, _MOST_LINE_BYTES) as reader:
                     run = BatchRun(
-                        summary.digest, reader, journal, journal, send, concurrency=job.concurrency, later=later,
+                        summary.digest,
+                        reader,
+                        journal,
+                        journal,
+                        send,
+                        concurrency=job.concurrency,
+                        later=later,
                         on_line=lambda _: on_progress(summary.num_lines, journal.num_lines),
-                    )  # fmt: skip
+                    )
                     end = await run.run()
                 if end is PassEnd.LINES_LEFT and journal.num_lines == num_before:
                     raise SendingError(later.reason)

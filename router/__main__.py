@@ -68,9 +68,15 @@ def main(argv: list[str]) -> int:
     try:
         asyncio.run(_serve(options, index))
     except (
-        ModelNotFoundError, TokenizerError, AddressError, MissingPackageError, KeysError, TlsError, TracingError,
+        ModelNotFoundError,
+        TokenizerError,
+        AddressError,
+        MissingPackageError,
+        KeysError,
+        TlsError,
+        TracingError,
         StoreError,
-    ) as error:  # fmt: skip
+    ) as error:
         log.error("%s", error)
         return EXIT_PERMANENT
     return 0

@@ -100,8 +100,11 @@ def _warn(settings: CoreSettings) -> None:
             "enable_chunked_prefill is off and max_num_batched_tokens=%d is below max_model_len=%d: prompts of more "
             "than %d tokens are refused, because a prefill must fit into one step; raise max_num_batched_tokens to %d, "
             "or lower max_model_len",
-            budget, max_model_len, budget, max_model_len,
-        )  # fmt: skip
+            budget,
+            max_model_len,
+            budget,
+            max_model_len,
+        )
     if settings.preemption_mode == "swap" and not settings.num_swap_blocks:
         log.warning(
             "preemption_mode=swap, but the workers have no host blocks, so preempted sequences are computed again: "

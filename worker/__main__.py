@@ -66,8 +66,11 @@ def main(argv: list[str]) -> int:
         port = options.process_metrics_port("worker", replica, rank)
         _log.error(
             "metrics_port=%d: cannot listen on %s:%d for this worker (%s); use another port, or 0 for none",
-            options.metrics_port, options.metrics_host, port, error.strerror,
-        )  # fmt: skip
+            options.metrics_port,
+            options.metrics_host,
+            port,
+            error.strerror,
+        )
         return EXIT_PERMANENT
     try:
         return _serve(options, replica, rank, status, metrics, watchdog)

@@ -76,10 +76,20 @@ def cluster() -> Iterator[Case]:
                 answer, continuation = client.chat(QUESTION, greedy).text, client.generate(PROMPT, greedy).text
             task.write(folder / "task", PROMPT, continuation, MAX_TOKENS)
             yield Case(
-                url=f"http://127.0.0.1:{http_port}", key=key, slow_key=slow_key, model=NAME, directory=str(directory),
-                question=QUESTION, answer=answer, prompt=PROMPT, continuation=continuation, max_tokens=MAX_TOKENS,
-                max_call_tokens=MAX_CALL_TOKENS, task=str(folder / "task"), scores=list(task.scores(directory)),
-            )  # fmt: skip
+                url=f"http://127.0.0.1:{http_port}",
+                key=key,
+                slow_key=slow_key,
+                model=NAME,
+                directory=str(directory),
+                question=QUESTION,
+                answer=answer,
+                prompt=PROMPT,
+                continuation=continuation,
+                max_tokens=MAX_TOKENS,
+                max_call_tokens=MAX_CALL_TOKENS,
+                task=str(folder / "task"),
+                scores=list(task.scores(directory)),
+            )
 
 
 def _with_tools(model: Path, directory: Path) -> Path:

@@ -35,28 +35,40 @@ CLIENTS = (
     Client(name="openai", title="openai (Python)", program="openai_sdk.py", packages=("openai>=3,<4",)),
     Client(name="anthropic", title="anthropic (Python)", program="anthropic_sdk.py", packages=("anthropic>=2,<3",)),
     Client(
-        name="langchain", title="LangChain, langchain-openai", program="langchain_sdk.py",
+        name="langchain",
+        title="LangChain, langchain-openai",
+        program="langchain_sdk.py",
         packages=("langchain-openai>=1.7,<2", "langchain>=1.4,<2"),
     ),
     Client(name="instructor", title="instructor", program="instructor_sdk.py", packages=("instructor>=1.17,<2",)),
     # LiteLLM imports mcp for responses and for calls that are forced, and does not require it.
     Client(name="litellm", title="LiteLLM", program="litellm_sdk.py", packages=("litellm>=1.100,<2", "mcp")),
     Client(
-        name="llama_index", title="LlamaIndex, llama-index-llms-openai-like", program="llama_index_sdk.py",
+        name="llama_index",
+        title="LlamaIndex, llama-index-llms-openai-like",
+        program="llama_index_sdk.py",
         packages=("llama-index-llms-openai-like>=0.8,<0.9",),
     ),
     Client(name="guidellm", title="guidellm", program="guidellm_cli.py", packages=("guidellm>=0.8,<0.9", _TORCH)),
     Client(name="vllm", title="vLLM", program="vllm_cli.py", packages=("vllm",), kind="vllm"),
     Client(
-        name="lm_eval", title="lm-eval", program="lm_eval_cli.py",
+        name="lm_eval",
+        title="lm-eval",
+        program="lm_eval_cli.py",
         packages=("lm-eval[api]>=0.4.13,<0.5", "transformers>=5.17,<6"),
     ),
     Client(
-        name="ai_sdk", title="Vercel's AI SDK, ai (npm)", program="ai_sdk.mjs", kind="npm",
+        name="ai_sdk",
+        title="Vercel's AI SDK, ai (npm)",
+        program="ai_sdk.mjs",
+        kind="npm",
         packages=("ai@7", "@ai-sdk/openai-compatible@3", "zod@4", _NODE),
     ),
     Client(
-        name="openai_npm", title="openai (npm)", program="openai_npm.mjs", kind="npm",
+        name="openai_npm",
+        title="openai (npm)",
+        program="openai_npm.mjs",
+        kind="npm",
         packages=("openai@7", "zod@4", _NODE),
     ),
-)  # fmt: skip
+)

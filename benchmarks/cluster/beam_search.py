@@ -61,9 +61,14 @@ class _Cluster:
 
     def over_http(self, prompt: Sequence[int], width: int, penalty: float) -> list[list[int]]:
         body = {
-            "prompt": list(prompt), "use_beam_search": True, "n": width, "length_penalty": penalty,
-            "max_tokens": self._max_tokens, "stop_token_ids": self._end_ids, "return_token_ids": True,
-        }  # fmt: skip
+            "prompt": list(prompt),
+            "use_beam_search": True,
+            "n": width,
+            "length_penalty": penalty,
+            "max_tokens": self._max_tokens,
+            "stop_token_ids": self._end_ids,
+            "return_token_ids": True,
+        }
         answer = httpx.post(self._url, json=body, timeout=_TIMEOUT_S).raise_for_status()
         return [choice["token_ids"] for choice in answer.json()["choices"]]
 
@@ -112,17 +117,29 @@ def main() -> None:
                 seconds["octavo"] += time.perf_counter() - began
                 began = time.perf_counter()
                 expected = transformers_beams(
-                    model, prompt, width=width, length_penalty=penalty, max_tokens=arguments.max_tokens,
+                    model,
+                    prompt,
+                    width=width,
+                    length_penalty=penalty,
+                    max_tokens=arguments.max_tokens,
                     end_ids=[2, *stops],
-                )  # fmt: skip
+                )
                 seconds["transformers"] += time.perf_counter() - began
                 num_equal += found == expected.token_ids
                 print(f"prompt {number}, width {width}: {num_equal} equal so far", end="\r", file=sys.stderr)
                 if found != expected.token_ids and _is_equal(found, expected):
                     num_ties += 1
                 elif found != expected.token_ids:
-                    differing.append({"prompt": number, "width": width, "length_penalty": penalty, "found": found,
-                                      "expected": expected.token_ids, "scores": expected.scores})  # fmt: skip
+                    differing.append(
+                        {
+                            "prompt": number,
+                            "width": width,
+                            "length_penalty": penalty,
+                            "found": found,
+                            "expected": expected.token_ids,
+                            "scores": expected.scores,
+                        }
+                    )
         tokens = {
             name: statistics.median(
                 octavo.seconds_a_token(prompt, 4, is_search=name == "search") for prompt in prompts[:9]

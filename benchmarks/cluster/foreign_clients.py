@@ -148,8 +148,13 @@ def _cluster(directory: Path, compat: str) -> Iterator[str]:
 def _run(*command: object, timeout: float = _RUN_S, **options: object) -> str:
     """Returns the command's stdout. Raises subprocess.SubprocessError."""
     done = subprocess.run(
-        [str(part) for part in command], check=True, capture_output=True, text=True, timeout=timeout, **options  # type: ignore[call-overload]
-    )  # fmt: skip
+        [str(part) for part in command],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        **options,  # type: ignore[call-overload]
+    )
     return done.stdout
 
 

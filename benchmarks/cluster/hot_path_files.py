@@ -98,8 +98,12 @@ def record(checkout: Path) -> tuple[list[list[int]], dict[str, Counter[int]]]:
                 *("--data-parallel-size=1", f"--runtime-dir={directory}/run", f"--port={port}"),
                 *("--metrics-port=0", "--http-port=0"),
             ],
-            cwd=checkout, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            cwd=checkout,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         assert up.stdout is not None
         try:
             output = []
@@ -111,8 +115,12 @@ def record(checkout: Path) -> tuple[list[list[int]], dict[str, Counter[int]]]:
                 raise SystemExit("the cluster did not start:\n" + "".join(output))
             caller = subprocess.Popen(
                 [sys.executable, __file__, "--client", f"localhost:{port}"],
-                cwd=checkout, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            )  # fmt: skip
+                cwd=checkout,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
             assert caller.stdout is not None
             moments = json.loads(caller.stdout.readline())
             Path(directory, "dump").touch()

@@ -40,19 +40,43 @@ from worker.models.info import resolve_num_blocks, wanted_items
 from worker.models.loader import load_model
 
 _TEXT = {
-    "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
-    "num_attention_heads": 16, "num_key_value_heads": 2, "max_position_embeddings": 128000, "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0, "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
-    "tie_word_embeddings": True, "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128000,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "tie_word_embeddings": True,
+    "hidden_act": "silu",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 _VISION = {
-    "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "patch_size": 14, "window_size": 112,
-    "fullatt_block_indexes": [7, 15, 23, 31], "out_hidden_size": 2048, "tokens_per_second": 2, "spatial_merge_size": 2,
-    "temporal_patch_size": 2, "hidden_act": "silu", "in_chans": 3,
-}  # fmt: skip
+    "depth": 32,
+    "hidden_size": 1280,
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "patch_size": 14,
+    "window_size": 112,
+    "fullatt_block_indexes": [7, 15, 23, 31],
+    "out_hidden_size": 2048,
+    "tokens_per_second": 2,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "hidden_act": "silu",
+    "in_chans": 3,
+}
 _PREPROCESSOR = {
-    "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, "min_pixels": 56 * 56, "max_pixels": 12845056
-}  # fmt: skip
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "min_pixels": 56 * 56,
+    "max_pixels": 12845056,
+}
 _DTYPE = torch.bfloat16
 _SMALL = {"count": 1, "width": 640, "height": 480}
 _LIMITS: tuple[dict[str, Any], ...] = (
@@ -100,10 +124,14 @@ def write_shapes(directory: Path, *, num_layers: int, depth: int) -> None:
     """Writes the files of a Qwen2.5-VL-3B with so many layers, without weights."""
     directory.mkdir()
     config = {
-        "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl",
-        **_TEXT, "num_hidden_layers": num_layers, "vision_config": {**_VISION, "depth": depth},
-        "image_token_id": IMAGE, "video_token_id": VIDEO,
-    }  # fmt: skip
+        "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+        "model_type": "qwen2_5_vl",
+        **_TEXT,
+        "num_hidden_layers": num_layers,
+        "vision_config": {**_VISION, "depth": depth},
+        "image_token_id": IMAGE,
+        "video_token_id": VIDEO,
+    }
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "preprocessor_config.json").write_text(json.dumps(_PREPROCESSOR))
     write_tokenizer(directory)
@@ -153,9 +181,14 @@ def measure_requests(directory: Path, num_requests: int) -> Iterator[Run]:
     port, metrics_port = free_port(), free_ports(3)
     small = {"image": _SMALL, "video": 0}
     with serving(
-        f"--model={model}", "--load-format=dummy", "--dtype=bfloat16", "--kv-cache-memory=2", f"--port={port}",
-        f"--metrics-port={metrics_port}", f"--limit-mm-per-prompt={json.dumps(small)}",
-    ):  # fmt: skip
+        f"--model={model}",
+        "--load-format=dummy",
+        "--dtype=bfloat16",
+        "--kv-cache-memory=2",
+        f"--port={port}",
+        f"--metrics-port={metrics_port}",
+        f"--limit-mm-per-prompt={json.dumps(small)}",
+    ):
         worker_port = Options(metrics_port=metrics_port).process_metrics_port("worker")
         files = [file_of(picture(_WIDTH, _HEIGHT, seed)) for seed in range(num_requests + 1)]
         for images in (files[:1], files[1:]):

@@ -39,9 +39,13 @@ def started(
         own = (f"--runtime-dir={directory}/run", "--http-port=0", "--metrics-port=0")
         up = subprocess.Popen(
             [*command, "up", *own, *map(str, flags)],
-            cwd=source, env={**os.environ, **(environment or {})}, text=text,
-            stdin=subprocess.DEVNULL, stdout=output, stderr=None if output == subprocess.PIPE else output,
-        )  # fmt: skip
+            cwd=source,
+            env={**os.environ, **(environment or {})},
+            text=text,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=None if output == subprocess.PIPE else output,
+        )
         try:
             yield up
         finally:

@@ -87,11 +87,15 @@ class Bench:
         prompts = random_prompts(len(group.rows), _PROMPT, self._vocab_size, 1)
         new_rows = [
             step_pb2.NewRow(
-                row=row, sequence=row + 1, token_ids=prompt, num_prompt_tokens=_PROMPT, sampling=sampling,
+                row=row,
+                sequence=row + 1,
+                token_ids=prompt,
+                num_prompt_tokens=_PROMPT,
+                sampling=sampling,
                 block_ids=range(1 + row * self._blocks_per_row, 1 + (row + 1) * self._blocks_per_row),
             )
             for row, prompt in zip(group.rows, prompts, strict=True)
-        ]  # fmt: skip
+        ]
         group.num_tokens = dict.fromkeys(group.rows, 0)
         self._execute(group, new_rows=new_rows, rows=group.rows, num_tokens=[_PROMPT] * len(group.rows))
 

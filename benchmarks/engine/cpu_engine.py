@@ -40,9 +40,12 @@ from kernels.native.build import path_of_this_cpu
 from worker.weights.quantization.kinds import Quantization
 
 UNITS = {
-    "throughput": "output_tok_s", "prefill": "tok_s", "shared_prefix": "seconds", "first_token": "seconds",
+    "throughput": "output_tok_s",
+    "prefill": "tok_s",
+    "shared_prefix": "seconds",
+    "first_token": "seconds",
     "decode": "output_tok_s",
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

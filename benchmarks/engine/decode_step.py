@@ -153,11 +153,16 @@ def _plans(num_rows: int, context: int, block_size: int, num_steps: int) -> Iter
     blocks = (torch.randperm(num_rows * num_blocks, generator=generator) + 1).view(num_rows, num_blocks).tolist()
     new_rows = [
         step_pb2.NewRow(
-            row=row, sequence=row + 1, token_ids=[1] * (context + 1), num_prompt_tokens=context + 1,
-            num_computed_tokens=context, block_ids=blocks[row], sampling=inference_pb2.SamplingParams(),
+            row=row,
+            sequence=row + 1,
+            token_ids=[1] * (context + 1),
+            num_prompt_tokens=context + 1,
+            num_computed_tokens=context,
+            block_ids=blocks[row],
+            sampling=inference_pb2.SamplingParams(),
         )
         for row in range(num_rows)
-    ]  # fmt: skip
+    ]
     yield step_pb2.StepPlan(step=1, new_rows=new_rows, rows=range(num_rows), num_tokens=[1] * num_rows)
     decode_rows = b"".join(row.to_bytes(2, "little") for row in range(num_rows))
     for step in range(2, num_steps + 1):
@@ -169,9 +174,13 @@ def _prompt_plans(length: int, block_size: int, num_steps: int) -> Iterator[step
     blocks = list(range(1, -(-(length + 1) // block_size) + 1))
     for step in range(1, num_steps + 1):
         new_row = step_pb2.NewRow(
-            row=0, sequence=step, token_ids=[1 + i % 1000 for i in range(length)], num_prompt_tokens=length,
-            block_ids=blocks, sampling=inference_pb2.SamplingParams(),
-        )  # fmt: skip
+            row=0,
+            sequence=step,
+            token_ids=[1 + i % 1000 for i in range(length)],
+            num_prompt_tokens=length,
+            block_ids=blocks,
+            sampling=inference_pb2.SamplingParams(),
+        )
         freed = [0] if step > 1 else []
         yield step_pb2.StepPlan(step=step, freed_rows=freed, new_rows=[new_row], rows=[0], num_tokens=[length])
 

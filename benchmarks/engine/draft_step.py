@@ -56,11 +56,16 @@ class Rows:
         blocks = order.view(self.num_rows, num_blocks).tolist()
         new_rows = [
             step_pb2.NewRow(
-                row=row, sequence=row + 1, token_ids=[1] * (context + 1), num_prompt_tokens=context + 1,
-                num_computed_tokens=context, block_ids=blocks[row], sampling=sampling,
+                row=row,
+                sequence=row + 1,
+                token_ids=[1] * (context + 1),
+                num_prompt_tokens=context + 1,
+                num_computed_tokens=context,
+                block_ids=blocks[row],
+                sampling=sampling,
             )
             for row in range(self.num_rows)
-        ]  # fmt: skip
+        ]
         plan = step_pb2.StepPlan(step=1, new_rows=new_rows, rows=range(self.num_rows), num_tokens=[1] * self.num_rows)
         self.said = [[] for _ in range(self.num_rows)]
         self._take(self.runner.execute(plan))
@@ -80,9 +85,11 @@ class Rows:
             following = self.known[row][len(said) : len(said) + num_drafts] if self.known else ()
             drafts += [*following, *[0] * (num_drafts - len(following))]
         return step_pb2.StepPlan(
-            step=self._step, rows_with_drafts=rows, num_drafts=np.full(self.num_rows, num_drafts, "<i4").tobytes(),
+            step=self._step,
+            rows_with_drafts=rows,
+            num_drafts=np.full(self.num_rows, num_drafts, "<i4").tobytes(),
             draft_token_ids=np.array(drafts, "<i4").tobytes(),
-        )  # fmt: skip
+        )
 
     def _take(self, result: step_pb2.StepResult) -> None:
         sequences = np.frombuffer(result.sequences, "<i8").tolist()
@@ -214,9 +221,15 @@ def main() -> None:
         if kv_bytes(loaded, num_rows, context) > arguments.max_kv_gib * 2**30:
             continue
         costs = draft_costs(
-            loaded, peaks, num_rows=num_rows, context=context, num_drafts=num_drafts, num_steps=arguments.steps,
-            sampling=sampling, accepted=arguments.accepted,
-        )  # fmt: skip
+            loaded,
+            peaks,
+            num_rows=num_rows,
+            context=context,
+            num_drafts=num_drafts,
+            num_steps=arguments.steps,
+            sampling=sampling,
+            accepted=arguments.accepted,
+        )
         _print(arguments, num_rows, context, costs)
 
 
@@ -228,11 +241,18 @@ def _print(arguments: argparse.Namespace, num_rows: int, context: int, costs: Se
         times = cost.step / costs[0].step
         if arguments.json:
             figures = {
-                "rows": num_rows, "context": context, "drafts": cost.num_drafts, "quantization": arguments.quantization,
-                "temperature": arguments.temperature, "accepted": arguments.accepted, "threads": arguments.threads,
-                "step_ms": round(cost.step, 3), "floor_ms": round(cost.floor, 3), "times": round(times, 3),
+                "rows": num_rows,
+                "context": context,
+                "drafts": cost.num_drafts,
+                "quantization": arguments.quantization,
+                "temperature": arguments.temperature,
+                "accepted": arguments.accepted,
+                "threads": arguments.threads,
+                "step_ms": round(cost.step, 3),
+                "floor_ms": round(cost.floor, 3),
+                "times": round(times, 3),
                 **{f"{name.replace(' ', '_').lower()}_ms": round(value, 3) for name, value in cost.parts.items()},
-            }  # fmt: skip
+            }
             print(json.dumps(figures), flush=True)
         else:
             parts = "".join(f" {cost.parts[name]:>9.3f}" for name in PARTS)

@@ -99,9 +99,14 @@ def score(engine: Engine, prompts: Sequence[Sequence[int]]) -> Scores:
 def greedy(engine: Engine, prompts: Sequence[Sequence[int]], num_tokens: int, first_group: int) -> list[list[int]]:
     """Greedy outputs of exactly `num_tokens` tokens, all prompts computed together."""
     sampling = pb.SamplingParams(
-        temperature=0.0, top_p=1.0, repetition_penalty=1.0, n=1, max_tokens=num_tokens, min_tokens=num_tokens,
+        temperature=0.0,
+        top_p=1.0,
+        repetition_penalty=1.0,
+        n=1,
+        max_tokens=num_tokens,
+        min_tokens=num_tokens,
         ignore_eos=True,
-    )  # fmt: skip
+    )
     outputs: list[list[int]] = [[] for _ in prompts]
     for index, prompt in enumerate(prompts):
         engine.submit(first_group + index, prompt, sampling)
@@ -145,9 +150,13 @@ def main() -> None:
     for dtype, quantization, kv_cache_dtype in itertools.product(*kinds):
         start = time.perf_counter()
         engine = quality_engine(
-            model=arguments.model, dtype=dtype, quantization=quantization, kv_cache_dtype=kv_cache_dtype,
-            worker_threads=arguments.threads, max_model_len=max(arguments.window, PROMPT + OUTPUT) + 1,
-        )  # fmt: skip
+            model=arguments.model,
+            dtype=dtype,
+            quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
+            worker_threads=arguments.threads,
+            max_model_len=max(arguments.window, PROMPT + OUTPUT) + 1,
+        )
         scores = score(engine, cut)
         outputs = greedy(engine, prompts, OUTPUT, first_group=len(cut))
         # Frees weights and KV cache before the next engine is built.

@@ -114,5 +114,10 @@ async def connect_and_wait(edge: Edge, choose: random.Random) -> str:
 
 
 MANNERS: dict[Manner, int] = {
-    ask_for_the_impossible: 8, ask_twice: 3, send_garbage: 4, send_noise: 4, send_bad_http: 4, connect_and_wait: 2
-}  # fmt: skip
+    ask_for_the_impossible: 8,
+    ask_twice: 3,
+    send_garbage: 4,
+    send_noise: 4,
+    send_bad_http: 4,
+    connect_and_wait: 2,
+}

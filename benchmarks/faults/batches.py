@@ -36,9 +36,15 @@ _LOOK_S, _PATIENCE_S = 0.02, 600.0
 _ENDED = ("completed", "failed", "expired", "cancelled")
 # The command itself; None among the kinds to kill.
 _VICTIMS: tuple[tuple[Kind | None, ...], ...] = (
-    (Kind.ROUTER,), (Kind.SCHEDULER,), (Kind.WORKER,), (None,), (Kind.ROUTER, Kind.ROUTER), (None, Kind.ROUTER),
-    (Kind.SCHEDULER, Kind.SCHEDULER), (Kind.WORKER, Kind.ROUTER),
-)  # fmt: skip
+    (Kind.ROUTER,),
+    (Kind.SCHEDULER,),
+    (Kind.WORKER,),
+    (None,),
+    (Kind.ROUTER, Kind.ROUTER),
+    (None, Kind.ROUTER),
+    (Kind.SCHEDULER, Kind.SCHEDULER),
+    (Kind.WORKER, Kind.ROUTER),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +98,10 @@ def make_lines(num_lines: int, num_tokens: int, seed: int) -> tuple[list[str], l
     for number in range(num_lines):
         body: dict[str, Any] = {
             "messages": [{"role": "user", "content": f"Tell me about the number {choose.randrange(1000)}."}],
-            "max_tokens": choose.randint(num_tokens // 2, num_tokens), "seed": number,
+            "max_tokens": choose.randint(num_tokens // 2, num_tokens),
+            "seed": number,
             "temperature": choose.choice((0, 1)),
-        }  # fmt: skip
+        }
         asked: dict[str, Any] = {"custom_id": f"id-{number}", "method": "POST", "url": CHAT, "body": body}
         outcome, text = "200", None
         match number // _BAD_OF % 6 if number % _BAD_OF == _BAD_OF - 1 else None:
@@ -196,9 +203,18 @@ async def run_batches(
 
 async def _start(directory: Path, url: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *COMMAND, "run-batch", "-i", str(directory / "in.jsonl"), "-o", str(directory / "out.jsonl"), "--url", url,
-        "--concurrency=16", env=environment(), stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+        *COMMAND,
+        "run-batch",
+        "-i",
+        str(directory / "in.jsonl"),
+        "-o",
+        str(directory / "out.jsonl"),
+        "--url",
+        url,
+        "--concurrency=16",
+        env=environment(),
+        stderr=asyncio.subprocess.PIPE,
+    )
 
 
 def _num_kept(directory: Path) -> int:
@@ -249,9 +265,14 @@ def summary(report: Report) -> str:
 
 def _as_json(report: Report) -> dict[str, object]:
     return {
-        "clean": report.is_clean, "lines": report.num_lines, "seconds": round(report.seconds, 1),
-        "kills": report.kills, "looks": report.num_looks, "outcomes": report.outcomes, "problems": report.problems,
-    }  # fmt: skip
+        "clean": report.is_clean,
+        "lines": report.num_lines,
+        "seconds": round(report.seconds, 1),
+        "kills": report.kills,
+        "looks": report.num_looks,
+        "outcomes": report.outcomes,
+        "problems": report.problems,
+    }
 
 
 def main() -> int:
@@ -271,9 +292,14 @@ def main() -> int:
 
     def run(site: Plain, seed: int, say: Say) -> Coroutine[Any, Any, Report]:
         return run_batches(
-            site.cluster, directories[0], num_lines=arguments.lines, num_kills=arguments.kills,
-            num_tokens=arguments.tokens, seed=seed, say=say,
-        )  # fmt: skip
+            site.cluster,
+            directories[0],
+            num_lines=arguments.lines,
+            num_kills=arguments.kills,
+            num_tokens=arguments.tokens,
+            seed=seed,
+            say=say,
+        )
 
     return run_command(arguments, stand, run, as_json=_as_json, summary=summary)
 

@@ -72,10 +72,17 @@ class Cluster:
         Up."""
         num_processes = num_routers + num_replicas * (1 + num_stages * tensor_size)
         self.up = Up(
-            directory, f"--data-parallel-size={num_replicas}", f"--pipeline-parallel-size={num_stages}",
-            f"--num-routers={num_routers}", f"--tensor-parallel-size={tensor_size}", *flags,
-            real=True, port=free_ports(num_routers), metrics_port=free_ports(num_processes), **up,
-        )  # fmt: skip
+            directory,
+            f"--data-parallel-size={num_replicas}",
+            f"--pipeline-parallel-size={num_stages}",
+            f"--num-routers={num_routers}",
+            f"--tensor-parallel-size={tensor_size}",
+            *flags,
+            real=True,
+            port=free_ports(num_routers),
+            metrics_port=free_ports(num_processes),
+            **up,
+        )
         self._seen_at = seen_at
         self._options: Options | None = None
 

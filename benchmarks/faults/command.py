@@ -19,9 +19,15 @@ from benchmarks.faults.cluster import Cluster
 NUM_REPLICAS = NUM_STAGES = NUM_ROUTERS = 2
 # Limits so small that streams also wait for rows and KV blocks.
 FLAGS = (
-    "--dtype=float32", "--worker-threads=1", "--kv-cache-memory=0.1", "--max-num-seqs=32", "--preemption-mode=swap",
-    "--swap-space=0.05", "--scheduling-policy=priority", "--max-restarts=1000",
-)  # fmt: skip
+    "--dtype=float32",
+    "--worker-threads=1",
+    "--kv-cache-memory=0.1",
+    "--max-num-seqs=32",
+    "--preemption-mode=swap",
+    "--swap-space=0.05",
+    "--scheduling-policy=priority",
+    "--max-restarts=1000",
+)
 
 Say = Callable[[str], None]
 

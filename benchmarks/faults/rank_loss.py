@@ -65,11 +65,16 @@ def _lose_ranks(
     with (
         tempfile.TemporaryDirectory() as directory,
         Up(
-            Path(directory), *flags, "--dtype=float32", "--kv-cache-memory=0.05", "--worker-threads=1",
-            f"--max-restarts={num_kills + 1}", real=True,
+            Path(directory),
+            *flags,
+            "--dtype=float32",
+            "--kv-cache-memory=0.05",
+            "--worker-threads=1",
+            f"--max-restarts={num_kills + 1}",
+            real=True,
         ) as up,
         ThreadPoolExecutor(1) as beside,
-    ):  # fmt: skip
+    ):
         up.wait_for("serving; Ctrl-C to stop")
         num_ranks = len(up.children_of("worker"))
         expected = say(up.port, PROMPTS, sampling, lambda: None)

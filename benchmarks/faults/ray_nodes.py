@@ -182,8 +182,11 @@ def _make_nodes() -> Any:
     """Starts a Ray cluster that has only its head node."""
     cluster_utils = importlib.import_module("ray.cluster_utils")
     head = {
-        "num_cpus": 0, "object_store_memory": _STORE, "include_dashboard": False, "_system_config": _FAST_CHECKS,
-    }  # fmt: skip
+        "num_cpus": 0,
+        "object_store_memory": _STORE,
+        "include_dashboard": False,
+        "_system_config": _FAST_CHECKS,
+    }
     return cluster_utils.Cluster(initialize_head=True, head_node_args=head)
 
 

@@ -202,5 +202,11 @@ async def call_over_http(edge: Edge, choose: random.Random) -> str:
 
 # Weights of the kinds of requests.
 MANNERS: dict[Manner, int] = {
-    finish: 30, leave: 12, cancel: 8, run_out_of_time: 12, read_slowly: 4, vanish: 8, call_over_http: 14
-}  # fmt: skip
+    finish: 30,
+    leave: 12,
+    cancel: 8,
+    run_out_of_time: 12,
+    read_slowly: 4,
+    vanish: 8,
+    call_over_http: 14,
+}

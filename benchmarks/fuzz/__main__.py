@@ -99,12 +99,17 @@ def _keep(outcome: Outcome, directory: Path) -> None:
 
 def _as_dict(outcome: Outcome) -> dict[str, object]:
     return {
-        "edge": outcome.edge, "seed": outcome.seed, "messages": outcome.num_messages,
-        "seconds": round(outcome.seconds, 1), "slowest_s": round(outcome.slowest_s, 3),
+        "edge": outcome.edge,
+        "seed": outcome.seed,
+        "messages": outcome.num_messages,
+        "seconds": round(outcome.seconds, 1),
+        "slowest_s": round(outcome.slowest_s, 3),
         "most_held_s": round(outcome.most_held_s, 3),
-        "rss_mib": round(outcome.rss_mib), "peak_mib": round(outcome.peak_mib),
-        "became": dict(outcome.became.most_common()), "failure": outcome.failure,
-    }  # fmt: skip
+        "rss_mib": round(outcome.rss_mib),
+        "peak_mib": round(outcome.peak_mib),
+        "became": dict(outcome.became.most_common()),
+        "failure": outcome.failure,
+    }
 
 
 def _show(outcomes: list[Outcome]) -> None:
@@ -112,10 +117,14 @@ def _show(outcomes: list[Outcome]) -> None:
     for each in outcomes:
         became = ", ".join(f"{count:,} {what}" for what, count in each.became.most_common(5))
         table.add_row(
-            each.edge, f"{each.num_messages:,}", f"{each.seconds:.0f}", f"{each.slowest_s * 1000:.0f}",
+            each.edge,
+            f"{each.num_messages:,}",
+            f"{each.seconds:.0f}",
+            f"{each.slowest_s * 1000:.0f}",
             f"{each.most_held_s * 1000:.0f}" if each.most_held_s else "",
-            f"{each.peak_mib - each.rss_mib:.0f}", f"[red]{each.failure}[/]" if each.failure else became,
-        )  # fmt: skip
+            f"{each.peak_mib - each.rss_mib:.0f}",
+            f"[red]{each.failure}[/]" if each.failure else became,
+        )
     Console().print(table)
 
 

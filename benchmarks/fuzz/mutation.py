@@ -11,9 +11,22 @@ from google.protobuf.message import Message
 _U32, _U64 = 2**32 - 1, 2**64 - 1
 _FLOATS = (math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, 1e-30, 3e38, 5e-324)
 _TEXTS = (
-    "", "\0", "a\nb", "a\r\nINFO octavo: all is well", "x" * 300, "é" * 200, "\U0001f600", "{{ 7 * 7 }}",
-    "../../etc/passwd", "0", "-1", "%s%n", "\x1b[31m", "\ufffe", "a" * 5000,
-)  # fmt: skip
+    "",
+    "\0",
+    "a\nb",
+    "a\r\nINFO octavo: all is well",
+    "x" * 300,
+    "é" * 200,
+    "\U0001f600",
+    "{{ 7 * 7 }}",
+    "../../etc/passwd",
+    "0",
+    "-1",
+    "%s%n",
+    "\x1b[31m",
+    "\ufffe",
+    "a" * 5000,
+)
 _BLOBS = (b"", b"\0", b"\xff" * 33, b"\x80" * 12, bytes(range(256)))
 # Integers for a type, by its number of bits and signedness.
 _UNSIGNED = {32: (0, 1, 2, 7, 255, 2**16, 2**31, _U32), 64: (0, 1, 2, 2**31, 2**32, 2**53 + 1, 2**63, _U64)}
@@ -23,11 +36,17 @@ _MOST_COPIED_BYTES = 2**16
 _MOST_DEPTH = 8
 
 _BITS = {
-    _F.TYPE_UINT32: (_UNSIGNED, 32), _F.TYPE_FIXED32: (_UNSIGNED, 32), _F.TYPE_UINT64: (_UNSIGNED, 64),
-    _F.TYPE_FIXED64: (_UNSIGNED, 64), _F.TYPE_INT32: (_SIGNED, 32), _F.TYPE_SINT32: (_SIGNED, 32),
-    _F.TYPE_SFIXED32: (_SIGNED, 32), _F.TYPE_INT64: (_SIGNED, 64), _F.TYPE_SINT64: (_SIGNED, 64),
+    _F.TYPE_UINT32: (_UNSIGNED, 32),
+    _F.TYPE_FIXED32: (_UNSIGNED, 32),
+    _F.TYPE_UINT64: (_UNSIGNED, 64),
+    _F.TYPE_FIXED64: (_UNSIGNED, 64),
+    _F.TYPE_INT32: (_SIGNED, 32),
+    _F.TYPE_SINT32: (_SIGNED, 32),
+    _F.TYPE_SFIXED32: (_SIGNED, 32),
+    _F.TYPE_INT64: (_SIGNED, 64),
+    _F.TYPE_SINT64: (_SIGNED, 64),
     _F.TYPE_SFIXED64: (_SIGNED, 64),
-}  # fmt: skip
+}
 
 
 def malformed(seeds: Sequence[Message], random: Random) -> bytes:

@@ -31,17 +31,33 @@ def targets(rows: Sequence[Row]) -> list[Target]:
     gemms = [row for row in _timed(rows, "fp8_gemm", "tflops") if row["way"].startswith("block") and row["chosen"]]
     idle = [row for row in _timed(rows, "end_to_end", "idle_share") if row["way"] == "graphs, overlap"]
     return [
-        _target("decode, share of copy bandwidth, KV of 2 GB and more", "0.75 or more", decodes, "share_of_copy",
-                lambda share: share >= 0.75),
+        _target(
+            "decode, share of copy bandwidth, KV of 2 GB and more",
+            "0.75 or more",
+            decodes,
+            "share_of_copy",
+            lambda share: share >= 0.75,
+        ),
         _target("prefill of 16k, TFLOP/s", "400 or more", prefills, "tflops", lambda tflops: tflops >= 400),
-        _target(f"block FP8 GEMM at M {_M_OF_GEMM}, TFLOP/s", "900 or more",
-                [row for row in gemms if _m_of(row) == _M_OF_GEMM], "tflops", lambda tflops: tflops >= 900),
+        _target(
+            f"block FP8 GEMM at M {_M_OF_GEMM}, TFLOP/s",
+            "900 or more",
+            [row for row in gemms if _m_of(row) == _M_OF_GEMM],
+            "tflops",
+            lambda tflops: tflops >= 900,
+        ),
         _ahead_of_bf16(gemms),
-        _target("graphs against eager, batch 1, Qwen3-0.6B", "2 times or more", list(_over_eager(rows)), "over_eager",
-                lambda times: times >= 2),
-        _target("steady decode, share of time the GPU is idle", "under 0.05", idle, "idle_share",
-                lambda share: share < 0.05),
-    ]  # fmt: skip
+        _target(
+            "graphs against eager, batch 1, Qwen3-0.6B",
+            "2 times or more",
+            list(_over_eager(rows)),
+            "over_eager",
+            lambda times: times >= 2,
+        ),
+        _target(
+            "steady decode, share of time the GPU is idle", "under 0.05", idle, "idle_share", lambda share: share < 0.05
+        ),
+    ]
 
 
 def table(found: Sequence[Target]) -> str:

@@ -142,11 +142,18 @@ def _reason(error: str) -> str:
 
 def _as_dict(result: Result) -> dict[str, Any]:
     return {
-        "keyword": result.keyword, "accepted": result.accepted, "refused": sum(result.refused.values()),
-        "valid": result.valid, "too_strict": len(result.too_strict), "too_loose": len(result.too_loose),
-        "drawn": result.drawn, "unfinished": result.unfinished, "reasons": dict(result.refused.most_common()),
-        "too_strict_list": result.too_strict, "too_loose_list": result.too_loose,
-    }  # fmt: skip
+        "keyword": result.keyword,
+        "accepted": result.accepted,
+        "refused": sum(result.refused.values()),
+        "valid": result.valid,
+        "too_strict": len(result.too_strict),
+        "too_loose": len(result.too_loose),
+        "drawn": result.drawn,
+        "unfinished": result.unfinished,
+        "reasons": dict(result.refused.most_common()),
+        "too_strict_list": result.too_strict,
+        "too_loose_list": result.too_loose,
+    }
 
 
 def _show(results: list[Result]) -> None:

@@ -31,10 +31,18 @@ from worker.gpu.build import build_gpu_runner
 from worker.gpu.runner import GpuRunner
 
 _LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "vocab_size": 128, "hidden_size": 64, "intermediate_size": 128,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512,
-    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "eos_token_id": 2,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "eos_token_id": 2,
+}
 _LAYERS = 8, 16
 _PROMPT, _STEPS, _REPEATS = 40, 20, 7
 
@@ -54,10 +62,19 @@ def microseconds(body: Callable[[], object], count: int) -> float:
 def runner_of(num_layers: int, quantization: str) -> GpuRunner:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps({**_LLAMA, "num_hidden_layers": num_layers}))
-        options = Options.model_validate({
-            "model": folder, "device": "cuda", "load_format": "dummy", "max_num_seqs": 8, "max_num_batched_tokens": 64,
-            "max_model_len": 512, "enforce_eager": True, "num_blocks_override": 64, "quantization": quantization,
-        })  # fmt: skip
+        options = Options.model_validate(
+            {
+                "model": folder,
+                "device": "cuda",
+                "load_format": "dummy",
+                "max_num_seqs": 8,
+                "max_num_batched_tokens": 64,
+                "max_model_len": 512,
+                "enforce_eager": True,
+                "num_blocks_override": 64,
+                "quantization": quantization,
+            }
+        )
         return build_gpu_runner(options, InterpretedDevice())
 
 

@@ -79,8 +79,11 @@ def octavo_engine(
     """context: a model for longer contexts, and their length. KV memory is allocated at the start, not
     by the prompts that first use it."""
     options = {
-        "dtype": dtype, "quantization": quantization, "worker_threads": threads, "populate_kv_cache": True,
-    }  # fmt: skip
+        "dtype": dtype,
+        "quantization": quantization,
+        "worker_threads": threads,
+        "populate_kv_cache": True,
+    }
     if context is not None:
         options |= {"model": str(context[0]), "max_model_len": context[1]}
     return EngineSpec(

@@ -38,9 +38,15 @@ _EOS = 2
 IMAGE_TOKEN, VIDEO_TOKEN = 6, 7
 _BOUNDS = PixelBounds(56 * 56, 28 * 28 * 64)
 _RECIPE = Qwen2VLRecipe(
-    image_token=IMAGE_TOKEN, video_token=VIDEO_TOKEN, patch_size=14, temporal_patch_size=2, merge_size=2,
-    image=_BOUNDS, video=_BOUNDS, tokens_per_second=2.0,
-)  # fmt: skip
+    image_token=IMAGE_TOKEN,
+    video_token=VIDEO_TOKEN,
+    patch_size=14,
+    temporal_patch_size=2,
+    merge_size=2,
+    image=_BOUNDS,
+    video=_BOUNDS,
+    tokens_per_second=2.0,
+)
 _LOAD_INTERVAL_S = 0.5
 
 

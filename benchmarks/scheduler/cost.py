@@ -332,9 +332,12 @@ def plot(costs: list[Cost], path: Path) -> None:
         changed, costs_us = [cost.changed for cost in line], [cost.scheduler_us for cost in line]
         axes.plot(changed, costs_us, marker="o", label=f"{num_running:,} running")
     axes.set(
-        xscale="symlog", yscale="log", xlabel="requests that end in each step, others taking their places",
-        ylabel="plan + encode + update, us", title="A step's cost, 100,000 requests waiting",
-    )  # fmt: skip
+        xscale="symlog",
+        yscale="log",
+        xlabel="requests that end in each step, others taking their places",
+        ylabel="plan + encode + update, us",
+        title="A step's cost, 100,000 requests waiting",
+    )
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)

@@ -222,11 +222,19 @@ def _check_names(subscriber: VllmSubscriber) -> list[bool]:
 def _replicas(seed: int) -> Iterator[list[_Replica]]:
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as running:
         options = make_options(
-            Path(directory), data_parallel_size=NUM_REPLICAS, block_size=BLOCK_SIZE, num_blocks_override=NUM_BLOCKS,
-            max_num_seqs=_AT_ONCE, max_num_batched_tokens=1024, log_level="error", drain_timeout=0.0,
-            kv_events_endpoint=f"ipc://{directory}/kv", kv_events_replay_endpoint=f"ipc://{directory}/kv-replay",
-            kv_events_topic="kv-events", kv_events_buffer_steps=10**6,
-        )  # fmt: skip
+            Path(directory),
+            data_parallel_size=NUM_REPLICAS,
+            block_size=BLOCK_SIZE,
+            num_blocks_override=NUM_BLOCKS,
+            max_num_seqs=_AT_ONCE,
+            max_num_batched_tokens=1024,
+            log_level="error",
+            drain_timeout=0.0,
+            kv_events_endpoint=f"ipc://{directory}/kv",
+            kv_events_replay_endpoint=f"ipc://{directory}/kv-replay",
+            kv_events_topic="kv-events",
+            kv_events_buffer_steps=10**6,
+        )
         yield [_Replica(options, number, running, seed) for number in range(NUM_REPLICAS)]
 
 

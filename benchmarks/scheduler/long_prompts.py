@@ -237,9 +237,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", type=_servers, default=OCTAVO, help="default: %(default)s")
     parser.add_argument(
-        "--streams", type=lambda text: [int(each) for each in text.split(",")], default="64,32,8", metavar="N,N,...",
+        "--streams",
+        type=lambda text: [int(each) for each in text.split(",")],
+        default="64,32,8",
+        metavar="N,N,...",
         help="default: %(default)s",
-    )  # fmt: skip
+    )
     parser.add_argument("--target", type=float, default=200.0, help="inter_token_latency_target, in milliseconds")
     parser.add_argument("--rounds", type=int, default=2, help="rounds of each server and number of streams")
     parser.add_argument("--seconds", type=float, default=30.0, help="default: %(default)s")

@@ -93,9 +93,14 @@ def run(
     core.check_integrity()
     assert ends == {FinishReason.LENGTH: len(requests)}, ends
     figures: dict[str, object] = {
-        "rule": rule, "mode": mode, "blocks": num_blocks, "requests": len(requests), "steps": steps,
-        "computed_tokens": computed, "preemptions": core.stats.num_preemptions,
-    }  # fmt: skip
+        "rule": rule,
+        "mode": mode,
+        "blocks": num_blocks,
+        "requests": len(requests),
+        "steps": steps,
+        "computed_tokens": computed,
+        "preemptions": core.stats.num_preemptions,
+    }
     return {key: tuple(token_ids) for key, token_ids in outputs.items()}, figures
 
 

@@ -81,9 +81,12 @@ def run_all(seed: int, steps: int, jobs: int) -> dict[str, object]:
     ]
     seconds = round(time.monotonic() - begin, 1)
     return {
-        "steps": num_steps, "walks": num_walks, "seconds": seconds, "failures": failures,
+        "steps": num_steps,
+        "walks": num_walks,
+        "seconds": seconds,
+        "failures": failures,
         "seen": dict(sorted(seen.items())),
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -55,22 +55,52 @@ _FEWEST_LETTERS, _MOST_LETTERS = 80, 600
 _WORKLOADS: dict[str, tuple[str, ...]] = {
     # The time between tokens, which the setting itself decides.
     "random": (
-        "--max-num-seqs", "4,8,16,32", "--max-num-batched-tokens", "64,128,256,1024",
-        "--prompt-len", "uniform:64:192", "--output-len", "uniform:16:64", "--num-requests", "32",
-        "--max-itl-ms", "150",
+        "--max-num-seqs",
+        "4,8,16,32",
+        "--max-num-batched-tokens",
+        "64,128,256,1024",
+        "--prompt-len",
+        "uniform:64:192",
+        "--output-len",
+        "uniform:16:64",
+        "--num-requests",
+        "32",
+        "--max-itl-ms",
+        "150",
     ),
     # Long prompts that share a beginning: the time to the first token.
     "prefix": (
-        "--max-num-seqs", "4,16,64", "--max-num-batched-tokens", "64,256,1024,2048",
-        "--min-prefix-hit-rate", "0.6", "--prompt-len", "512", "--output-len", "32", "--num-requests", "24",
-        "--max-ttft-ms", "700",
+        "--max-num-seqs",
+        "4,16,64",
+        "--max-num-batched-tokens",
+        "64,256,1024,2048",
+        "--min-prefix-hit-rate",
+        "0.6",
+        "--prompt-len",
+        "512",
+        "--output-len",
+        "32",
+        "--num-requests",
+        "24",
+        "--max-ttft-ms",
+        "700",
     ),
     # Paragraphs of a book as questions, and the next ones as answers: the time of the whole request.
     "chat": (
-        "--max-num-seqs", "4,8,16,64", "--max-num-batched-tokens", "64,256,1024",
-        "--dataset", "sharegpt", "--dataset-path", _CHAT, "--num-requests", "24", "--max-e2e-ms", "5000",
+        "--max-num-seqs",
+        "4,8,16,64",
+        "--max-num-batched-tokens",
+        "64,256,1024",
+        "--dataset",
+        "sharegpt",
+        "--dataset-path",
+        _CHAT,
+        "--num-requests",
+        "24",
+        "--max-e2e-ms",
+        "5000",
     ),
-}  # fmt: skip
+}
 
 
 def write_chat(path: Path) -> None:
@@ -86,14 +116,25 @@ def write_chat(path: Path) -> None:
 
 
 def command(arguments: argparse.Namespace, name: str, *flags: str) -> list[str]:
-    workload = [
-        str(arguments.output / _CHAT) if flag == _CHAT else flag for flag in _WORKLOADS[arguments.workload]
-    ]  # fmt: skip
+    workload = [str(arguments.output / _CHAT) if flag == _CHAT else flag for flag in _WORKLOADS[arguments.workload]]
     return [
-        sys.executable, "-c", _MAIN, "tune", "--model", _MODEL, *_CACHE, *_EFFORT, *workload, *flags,
-        *arguments.flags.split(), "--rounds", str(arguments.rounds), "--no-profile",
-        "--output", str(arguments.output / name),
-    ]  # fmt: skip
+        sys.executable,
+        "-c",
+        _MAIN,
+        "tune",
+        "--model",
+        _MODEL,
+        *_CACHE,
+        *_EFFORT,
+        *workload,
+        *flags,
+        *arguments.flags.split(),
+        "--rounds",
+        str(arguments.rounds),
+        "--no-profile",
+        "--output",
+        str(arguments.output / name),
+    ]
 
 
 def run(command: Sequence[str], interrupt: float = 0.0) -> float:

@@ -38,12 +38,16 @@ _WORKLOADS: Mapping[str, tuple[dict[str, Any], Bounds]] = {
     "random": ({"prompt_len": "uniform:64:192", "output_len": "uniform:16:64"}, Bounds(itl_ms=100.0)),
     "prefix": (
         {
-            "kind": DatasetKind.PREFIXES, "prefix_len": 240, "num_prefixes": 1, "prompt_len": "400", "output_len": "32",
+            "kind": DatasetKind.PREFIXES,
+            "prefix_len": 240,
+            "num_prefixes": 1,
+            "prompt_len": "400",
+            "output_len": "32",
         },
         Bounds(ttft_ms=700.0, min_hit_rate=0.5),
     ),
     "chat": ({"prompt_len": "lognormal:60:0.7", "output_len": "lognormal:60:0.7"}, Bounds(e2e_ms=5000.0)),
-}  # fmt: skip
+}
 
 
 def workload_of(name: str) -> TuneWorkload:
@@ -58,9 +62,16 @@ def tune(name: str, effort: Effort, noise: float, seed: int, start: float) -> tu
     with tempfile.TemporaryDirectory() as directory, Progress(hidden=True) as watcher:
         journal = Journal(Path(directory) / "state.jsonl", {})
         tuner = Tuner(
-            _grid(), workload_of(name), _WORKLOADS[name][1], effort, clusters=clusters, options_of=clusters.options,
-            journal=journal, traces=Path(directory) / "traces", watcher=watcher,
-        )  # fmt: skip
+            _grid(),
+            workload_of(name),
+            _WORKLOADS[name][1],
+            effort,
+            clusters=clusters,
+            options_of=clusters.options,
+            journal=journal,
+            traces=Path(directory) / "traces",
+            watcher=watcher,
+        )
         try:
             found = tuner.run(None)
         finally:

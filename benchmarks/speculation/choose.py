@@ -48,12 +48,13 @@ def main() -> None:
         and low <= copied_share(output.prompt_token_ids, output.choices[0].token_ids) <= high
     ]
     print('"""Paragraphs of the workloads, by number. Made by `python -m benchmarks.speculation.choose`."""\n')
+    print("\ndef _numbers(text: str) -> tuple[int, ...]:\n    return tuple(map(int, text.split()))\n\n")
     print(f"# {len(given_back)} of {len(candidates)} paragraphs come back, and {len(quoting)} are quoted.")
     for name, chosen in (("EDITED", given_back), ("QUOTED", quoting)):
         # Spread over the whole text.
         spread = [chosen[number * len(chosen) // NUM_PROMPTS] for number in range(NUM_PROMPTS)]
-        lines = textwrap.wrap(f"{', '.join(map(str, spread))},", 112)
-        print("\n".join([f"{name} = (", *(f"    {line}" for line in lines), ")  # fmt: skip"]))
+        lines = textwrap.wrap(" ".join(map(str, spread)), 112)
+        print("\n".join([f'{name} = _numbers("""', *(f"    {line}" for line in lines), '""")']))
 
 
 if __name__ == "__main__":

@@ -38,9 +38,23 @@ _MISSPELT = (
     (" have ", " ahve "),
 )
 _SUBJECTS = (
-    "the moon", "bread", "a library", "honey bees", "a bicycle", "rain", "the human heart", "a lighthouse",
-    "volcanoes", "chess", "the violin", "a sailing boat", "coffee", "glass", "a vegetable garden", "trains",
-)  # fmt: skip
+    "the moon",
+    "bread",
+    "a library",
+    "honey bees",
+    "a bicycle",
+    "rain",
+    "the human heart",
+    "a lighthouse",
+    "volcanoes",
+    "chess",
+    "the violin",
+    "a sailing boat",
+    "coffee",
+    "glass",
+    "a vegetable garden",
+    "trains",
+)
 _QUESTIONS = (
     "Explain to a child how {} came to be.",
     "What should everybody know about {}? Give five points.",

@@ -9,12 +9,24 @@ from configs.groups.field import ROUTER, option, split_commas
 
 Compat = Annotated[tuple[Literal["vllm", "smg", "sglang", "kserve"], ...], BeforeValidator(split_commas)]
 ToolCallParser = Literal[
-    "auto", "none", "deepseek_v3", "deepseek_v31", "functiongemma", "gemma4", "granite", "granite4", "hermes",
-    "llama3_json", "llama4_pythonic", "mistral", "openai", "phi4_mini_json", "pythonic", "qwen3_coder",
-]  # fmt: skip
-ReasoningParser = Literal[
-    "auto", "none", "deepseek_r1", "gemma4", "granite", "mistral", "openai_gptoss", "qwen3"
-]  # fmt: skip
+    "auto",
+    "none",
+    "deepseek_v3",
+    "deepseek_v31",
+    "functiongemma",
+    "gemma4",
+    "granite",
+    "granite4",
+    "hermes",
+    "llama3_json",
+    "llama4_pythonic",
+    "mistral",
+    "openai",
+    "phi4_mini_json",
+    "pythonic",
+    "qwen3_coder",
+]
+ReasoningParser = Literal["auto", "none", "deepseek_r1", "gemma4", "granite", "mistral", "openai_gptoss", "qwen3"]
 Names = Annotated[tuple[str, ...], BeforeValidator(split_commas)]
 # A name as the header Host has it, without a port; or what stands for several.
 _HOST = re.compile(r"\*|\.?[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?|[0-9A-Fa-f:.]+")

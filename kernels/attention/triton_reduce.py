@@ -26,18 +26,44 @@ def reduce_chunks(
     heads, starts = schedule.heads, schedule.starts
     num_programs = min(len(out_THD) * heads.num_heads, schedule.num_programs * _REDUCTIONS_PER_PROGRAM)
     reduce_kernel[(num_programs,)](
-        out_THD, query_starts, starts, schedule.partial_sums, schedule.partial_values, sinks, v_scale,
-        len(query_starts) - 1, out_THD.stride(0), starts.stride(0),
-        KV_HEADS=heads.num_kv_heads, GROUP=heads.group_size, D=heads.head_size, D_PADDED=padded(heads.head_size),
-        SCALE_PER_HEAD=scale_per_head, num_warps=1, num_stages=4,
-    )  # fmt: skip
+        out_THD,
+        query_starts,
+        starts,
+        schedule.partial_sums,
+        schedule.partial_values,
+        sinks,
+        v_scale,
+        len(query_starts) - 1,
+        out_THD.stride(0),
+        starts.stride(0),
+        KV_HEADS=heads.num_kv_heads,
+        GROUP=heads.group_size,
+        D=heads.head_size,
+        D_PADDED=padded(heads.head_size),
+        SCALE_PER_HEAD=scale_per_head,
+        num_warps=1,
+        num_stages=4,
+    )
 
 
 @jit(do_not_specialize=["num_rows"])
 def reduce_kernel(
-    out, query_starts, starts, partial_sums, partial_values, sinks, v_scale, num_rows, out_stride, line_stride,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, SCALE_PER_HEAD: tl.constexpr,
-):  # fmt: skip
+    out,
+    query_starts,
+    starts,
+    partial_sums,
+    partial_values,
+    sinks,
+    v_scale,
+    num_rows,
+    out_stride,
+    line_stride,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    D_PADDED: tl.constexpr,
+    SCALE_PER_HEAD: tl.constexpr,
+):
     """Folds the chunks of each (query, head) pair; programs take pairs in turn."""
     HEADS: tl.constexpr = KV_HEADS * GROUP
     d = tl.arange(0, D_PADDED)

@@ -242,13 +242,16 @@ class AttentionSchedule:
                 f"and at most max_num_seqs={max_rows} contexts"
             )
         schedule_kernel[(1,)](
-            query_starts, context_lens, self.starts, self.starts.stride(0), num_rows, self.num_programs,
+            query_starts,
+            context_lens,
+            self.starts,
+            self.starts.stride(0),
+            num_rows,
+            self.num_programs,
             self.num_partials,
-            **schedule_constants(
-                self.heads, self.window, self.attention_chunk, self.chunk, self.decode, self.prefill
-            ),
+            **schedule_constants(self.heads, self.window, self.attention_chunk, self.chunk, self.decode, self.prefill),
             num_warps=4,
-        )  # fmt: skip
+        )
 
 
 def check_table_rows(table_rows: torch.Tensor | None, context_lens: torch.Tensor) -> None:
@@ -289,10 +292,16 @@ def first_token(context, queries, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.cons
 
 @jit
 def _row_work(
-    query_starts, context_lens, row, num_rows,
-    WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr, CHUNK: tl.constexpr, QUERIES: tl.constexpr,
+    query_starts,
+    context_lens,
+    row,
+    num_rows,
+    WINDOW: tl.constexpr,
+    ATTENTION_CHUNK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    QUERIES: tl.constexpr,
     PREFILL_QUERIES: tl.constexpr,
-):  # fmt: skip
+):
     """Counts for each row: queries, tiles of decodes and of prefills, tokens that a tile reads, and their chunks."""
     exists = row < num_rows
     queries = tl.load(query_starts + row + 1, exists, 0) - tl.load(query_starts + row, exists, 0)
@@ -309,10 +318,22 @@ def _row_work(
 
 @jit(do_not_specialize=["num_rows", "num_partials"])
 def schedule_kernel(
-    query_starts, context_lens, starts, line_stride, num_rows, num_programs, num_partials,
-    KV_HEADS: tl.constexpr, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr, CHUNK: tl.constexpr,
-    QUERIES: tl.constexpr, PREFILL_QUERIES: tl.constexpr, ONE_PASS_SHARE: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    query_starts,
+    context_lens,
+    starts,
+    line_stride,
+    num_rows,
+    num_programs,
+    num_partials,
+    KV_HEADS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ATTENTION_CHUNK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    QUERIES: tl.constexpr,
+    PREFILL_QUERIES: tl.constexpr,
+    ONE_PASS_SHARE: tl.constexpr,
+    ROWS: tl.constexpr,
+):
     all_tokens = tl.zeros((), tl.int64)
     for first_row in range(0, num_rows, ROWS):
         row = first_row + tl.arange(0, ROWS)

@@ -73,10 +73,19 @@ def table_of(block_tables, table_rows, row, table_stride):
 
 @jit
 def load_tile(
-    cache, table, kv_head, start, low, high,
-    KV_HEADS: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr,
+    cache,
+    table,
+    kv_head,
+    start,
+    low,
+    high,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    D_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
     MASKED: tl.constexpr,
-):  # fmt: skip
+):
     """Keys and values [TOKENS, D_PADDED] of the tokens from `start` on; zeros, unread, unless low <= token < high.
 
     Each token's block is looked up separately: programs gather whole rows of D numbers, whatever the block size. If a
@@ -111,10 +120,21 @@ def load_tile(
 
 @jit
 def attend_tile(
-    m, w, acc, q, k, v, start, lane_position, factor,
-    SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr, TOKENS: tl.constexpr,
+    m,
+    w,
+    acc,
+    q,
+    k,
+    v,
+    start,
+    lane_position,
+    factor,
+    SOFT_CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ATTENTION_CHUNK: tl.constexpr,
+    TOKENS: tl.constexpr,
     MASKED: tl.constexpr,
-):  # fmt: skip
+):
     """The running softmax after one more tile.
 
     lane_position: the position of each lane's query; -1 sees nothing. factor: turns a product of query and key into a
@@ -129,10 +149,23 @@ def attend_tile(
 
 @jit
 def attend_pairs(
-    m, w, even_acc, odd_acc, even_q, odd_q, k, v, start, lane_position, factor,
-    SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr, TOKENS: tl.constexpr,
+    m,
+    w,
+    even_acc,
+    odd_acc,
+    even_q,
+    odd_q,
+    k,
+    v,
+    start,
+    lane_position,
+    factor,
+    SOFT_CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ATTENTION_CHUNK: tl.constexpr,
+    TOKENS: tl.constexpr,
     FORM: tl.constexpr,
-):  # fmt: skip
+):
     """The same for keys and values that are pairs of e4m3, uint16 [TOKENS, D / 2]; queries and sums are cut into even
     and odd columns.
 
@@ -173,10 +206,19 @@ def in_order(x):
 
 @jit
 def _weigh(
-    m, w, s, start, lane_position, factor, dtype: tl.constexpr,
-    SOFT_CAP: tl.constexpr, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr, TOKENS: tl.constexpr,
+    m,
+    w,
+    s,
+    start,
+    lane_position,
+    factor,
+    dtype: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ATTENTION_CHUNK: tl.constexpr,
+    TOKENS: tl.constexpr,
     MASKED: tl.constexpr,
-):  # fmt: skip
+):
     """m and w after one more tile, of products s; the factor that shrinks earlier sums; the tile's weights in dtype."""
     distance = lane_position[:, None] - (start + tl.arange(0, TOKENS))[None]
     if SOFT_CAP != 0.0:

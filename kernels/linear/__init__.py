@@ -50,9 +50,15 @@ class PackedLinear:
         self._is_fp8 = False
         if backend.native is not None:
             self._linear = NativeLinear(
-                weight_OI, bias_O, norm_I, eps, gated=gated, activation=activation, soft_cap=soft_cap,
+                weight_OI,
+                bias_O,
+                norm_I,
+                eps,
+                gated=gated,
+                activation=activation,
+                soft_cap=soft_cap,
                 kernels=backend.native,
-            )  # fmt: skip
+            )
             return
         assert not isinstance(weight_OI, PackedWeight)
         whole_OI = concatenate(weight_OI) if isinstance(weight_OI, Sequence) else weight_OI
@@ -74,21 +80,40 @@ class PackedLinear:
             assert not soft_cap, "output heads are never e4m3"
             self._is_fp8 = True
             self._linear = GpuFp8Linear(
-                whole_OI, bias_O, norm_I, eps, gated=gated, activation=activation, dtype=backend.compute_dtype,
+                whole_OI,
+                bias_O,
+                norm_I,
+                eps,
+                gated=gated,
+                activation=activation,
+                dtype=backend.compute_dtype,
                 gpu=backend.gpu,
-            )  # fmt: skip
+            )
         elif isinstance(whole_OI, Int4Weight):
             from kernels.linear.triton_int4 import GpuInt4Linear
 
             self._linear = GpuInt4Linear(
-                whole_OI, bias_O, norm_I, eps, gated=gated, activation=activation, dtype=backend.compute_dtype,
+                whole_OI,
+                bias_O,
+                norm_I,
+                eps,
+                gated=gated,
+                activation=activation,
+                dtype=backend.compute_dtype,
                 gpu=backend.gpu,
-            )  # fmt: skip
+            )
         else:
             self._linear = GpuLinear(
-                whole_OI, bias_O, norm_I, eps, gated=gated, activation=activation, soft_cap=soft_cap,
-                dtype=backend.compute_dtype, gpu=backend.gpu,
-            )  # fmt: skip
+                whole_OI,
+                bias_O,
+                norm_I,
+                eps,
+                gated=gated,
+                activation=activation,
+                soft_cap=soft_cap,
+                dtype=backend.compute_dtype,
+                gpu=backend.gpu,
+            )
 
     @property
     def num_outputs(self) -> int:

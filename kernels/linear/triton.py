@@ -14,8 +14,17 @@ from kernels.linear.weights import Weight, dequantize
 class GpuLinear:
     """PackedLinear on a GPU, for floats."""
 
-    __slots__ = ("_activation", "_bias_O", "_eps", "_gated", "_invariant", "_norm_I", "_soft_cap", "_weight_OI",
-                 "num_outputs")  # fmt: skip
+    __slots__ = (
+        "_activation",
+        "_bias_O",
+        "_eps",
+        "_gated",
+        "_invariant",
+        "_norm_I",
+        "_soft_cap",
+        "_weight_OI",
+        "num_outputs",
+    )
 
     def __init__(
         self,

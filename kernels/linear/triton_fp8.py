@@ -35,8 +35,20 @@ class Fp8Rows(NamedTuple):
 class GpuFp8Linear:
     """PackedLinear on a GPU, for e4m3 weights."""
 
-    __slots__ = ("_activation", "_bias_O", "_by_group", "_dtype", "_eps", "_gated", "_invariant", "_norm_I", "_padded",
-                 "_scales", "_values_OI", "num_outputs")  # fmt: skip
+    __slots__ = (
+        "_activation",
+        "_bias_O",
+        "_by_group",
+        "_dtype",
+        "_eps",
+        "_gated",
+        "_invariant",
+        "_norm_I",
+        "_padded",
+        "_scales",
+        "_values_OI",
+        "num_outputs",
+    )
 
     def __init__(
         self,
@@ -117,9 +129,15 @@ class GpuFp8Linear:
         x_TI, scales = rows
         if self._padded is None or len(x_TI) < SCALED_MM_MIN_ROWS:
             return fp8_gemm(
-                x_TI, self._values_OI, scales, self._scales, bias_N=self._bias_O, out_dtype=self._dtype,
-                batch_invariant=self._invariant, out=out,
-            )  # fmt: skip
+                x_TI,
+                self._values_OI,
+                scales,
+                self._scales,
+                bias_N=self._bias_O,
+                out_dtype=self._dtype,
+                batch_invariant=self._invariant,
+                out=out,
+            )
         values_OI, bias_O = self._padded
         y_TO = fp8_gemm(x_TI, values_OI, scales, self._scales, bias_N=bias_O, out_dtype=self._dtype)
         y_TO = y_TO[:, : len(self._values_OI)]

@@ -118,9 +118,17 @@ _SHIPPED = _KERNELS / "native" / "shipped"
 # No contraction: the sources write fused multiply-adds explicitly. Otherwise two instantiations of one template could
 # round differently.
 _FLAGS = (
-    "-O3", "-std=c++17", "-ffp-contract=off", "-fno-math-errno", "-fno-exceptions", "-fno-rtti",
-    "-fvisibility=hidden", "-fPIC", "-shared", "-pthread",
-)  # fmt: skip
+    "-O3",
+    "-std=c++17",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fvisibility=hidden",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+)
 _TIMEOUT_S = 300
 _VERSION_TIMEOUT_S = 60
 # Another process may be compiling another path first.
@@ -228,8 +236,14 @@ def _compile(compiler: str, path: NativePath, library: Path) -> None:
     os.close(handle)
     native = _KERNELS / "native" / "cpp"
     command = [
-        compiler, *_FLAGS, *path.compiler_flags, str(native / path.source), str(native / "pool.cpp"), "-o", unfinished,
-    ]  # fmt: skip
+        compiler,
+        *_FLAGS,
+        *path.compiler_flags,
+        str(native / path.source),
+        str(native / "pool.cpp"),
+        "-o",
+        unfinished,
+    ]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         if result.returncode != 0:

@@ -149,8 +149,17 @@ class NativeKernels:
         # (starts, sequences, q, k, v, stride, heads, head size, scale, out). Not recorded: encoders never are.
         self.packed_attention = _typed(
             functions.octavo_packed_attention,
-            c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64, c_float, c_void_p,
-        )  # fmt: skip
+            c_void_p,
+            c_int64,
+            c_void_p,
+            c_void_p,
+            c_void_p,
+            c_int64,
+            c_int64,
+            c_int64,
+            c_float,
+            c_void_p,
+        )
         # (gates, count, x). Not recorded: steps of models with gated attention never are.
         self.multiply_by_sigmoid = _typed(functions.octavo_multiply_by_sigmoid, c_void_p, c_int64, c_void_p)
         # (draws, tokens)
@@ -179,8 +188,16 @@ class NativeKernels:
         )
         self._attention = _typed(
             functions.octavo_attention,
-            c_void_p, c_void_p, c_int64, c_void_p, c_float, c_float, c_void_p, c_float, c_void_p,
-        )  # fmt: skip
+            c_void_p,
+            c_void_p,
+            c_int64,
+            c_void_p,
+            c_float,
+            c_float,
+            c_void_p,
+            c_float,
+            c_void_p,
+        )
         self._recurrent = _typed(functions.octavo_recurrent, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_void_p)
         self._replay = _typed(functions.octavo_replay, c_void_p, c_int64, c_int64, c_void_p)
         self._recording: Recording | None = None
@@ -205,16 +222,26 @@ class NativeKernels:
     def linear(self, linear: int, x: int, rows: int, y: int, epilogue: int) -> None:
         """Computes y [rows, outputs] from x. epilogue: `Epilogue` of kernels/linear/outputs.h."""
         self._call(
-            self._linear, (linear, x, rows, y, epilogue),
-            op=Op.LINEAR, variant=epilogue, operation=linear, input=x, output=y,
-        )  # fmt: skip
+            self._linear,
+            (linear, x, rows, y, epilogue),
+            op=Op.LINEAR,
+            variant=epilogue,
+            operation=linear,
+            input=x,
+            output=y,
+        )
 
     def linear_argmax(self, linear: int, x: int, rows: int, ids: int, values: int) -> None:
         """Writes each row's largest output to values, and its column to ids."""
         self._call(
-            self._linear_argmax, (linear, x, rows, ids, values, None),
-            op=Op.LINEAR, operation=linear, input=x, output=ids, largest=values,
-        )  # fmt: skip
+            self._linear_argmax,
+            (linear, x, rows, ids, values, None),
+            op=Op.LINEAR,
+            operation=linear,
+            input=x,
+            output=ids,
+            largest=values,
+        )
 
     def masked_argmax(self, linear: int, x: int, rows: int, ids: int, values: int, masks: int) -> None:
         """Like linear_argmax, of the columns that masks leave: the address of rows' masks, each an address or 0 (any
@@ -224,9 +251,15 @@ class NativeKernels:
 
     def rope_cache_write(self, shape: int, qkv: int, rows: int, cos_sin: int, slots: int, cache: int) -> None:
         self._call(
-            self._rope_cache_write, (shape, qkv, rows, cos_sin, slots, cache),
-            op=Op.ROPE_CACHE_WRITE, operation=shape, input=qkv, cos_sin=cos_sin, numbers=slots, cache=cache,
-        )  # fmt: skip
+            self._rope_cache_write,
+            (shape, qkv, rows, cos_sin, slots, cache),
+            op=Op.ROPE_CACHE_WRITE,
+            operation=shape,
+            input=qkv,
+            cos_sin=cos_sin,
+            numbers=slots,
+            cache=cache,
+        )
 
     def attention(
         self,
@@ -243,17 +276,33 @@ class NativeKernels:
         """stride: floats between tokens of q. sinks: float32, one for each head; None: there are none. value_scale:
         what values are multiplied by."""
         self._call(
-            self._attention, (step, q, stride, cache, scale, soft_cap, sinks, value_scale, out),
-            op=Op.ATTENTION, operation=step, input=q, size=stride, cache=cache, scale=scale, soft_cap=soft_cap,
-            sinks=sinks, value_scale=value_scale, output=out,
-        )  # fmt: skip
+            self._attention,
+            (step, q, stride, cache, scale, soft_cap, sinks, value_scale, out),
+            op=Op.ATTENTION,
+            operation=step,
+            input=q,
+            size=stride,
+            cache=cache,
+            scale=scale,
+            soft_cap=soft_cap,
+            sinks=sinks,
+            value_scale=value_scale,
+            output=out,
+        )
 
     def embedding(self, ids: int, tokens: int, table: int, size: int, scale: float, out: int, *, is_bf16: bool) -> None:
         """size: numbers of a token. is_bf16: True for a table in bf16, else float32."""
         self._call(
-            self._embedding, (ids, tokens, table, size, scale, out, is_bf16),
-            op=Op.EMBEDDING, variant=is_bf16, input=table, size=size, scale=scale, numbers=ids, output=out,
-        )  # fmt: skip
+            self._embedding,
+            (ids, tokens, table, size, scale, out, is_bf16),
+            op=Op.EMBEDDING,
+            variant=is_bf16,
+            input=table,
+            size=size,
+            scale=scale,
+            numbers=ids,
+            output=out,
+        )
 
     def zero(self, x: int, rows: int, size: int) -> None:
         """Sets x [rows, size] to zeros."""
@@ -262,15 +311,25 @@ class NativeKernels:
     def add_rms_norm(self, x: int, weight: int, eps: float, rows: int, size: int, y: int) -> None:
         """Adds the norm of x [rows, size] to y."""
         self._call(
-            self._add_rms_norm, (x, weight, eps, rows, size, y),
-            op=Op.ADD_RMS_NORM, operation=weight, input=x, size=size, scale=eps, output=y,
-        )  # fmt: skip
+            self._add_rms_norm,
+            (x, weight, eps, rows, size, y),
+            op=Op.ADD_RMS_NORM,
+            operation=weight,
+            input=x,
+            size=size,
+            scale=eps,
+            output=y,
+        )
 
     def cos_sin_table(self, rope: int, positions: int, tokens: int, cos_sin: int) -> None:
         self._call(
-            self._cos_sin_table, (rope, positions, tokens, cos_sin),
-            op=Op.COS_SIN_TABLE, operation=rope, numbers=positions, output=cos_sin,
-        )  # fmt: skip
+            self._cos_sin_table,
+            (rope, positions, tokens, cos_sin),
+            op=Op.COS_SIN_TABLE,
+            operation=rope,
+            numbers=positions,
+            output=cos_sin,
+        )
 
     def plan_attention(self, step: int, tokens: int, tile_rows: int) -> None:
         """Makes the step's list of work items. tile_rows: query heads of a tile."""
@@ -281,9 +340,15 @@ class NativeKernels:
     def recurrent(self, layer: int, x: int, tokens: int, cache: int, mixed: int, y: int) -> None:
         """Computes a layer with a state a sequence. mixed: memory for the convolved channels."""
         self._call(
-            self._recurrent, (layer, x, tokens, cache, mixed, y),
-            op=Op.RECURRENT, operation=layer, input=x, cache=cache, mixed=mixed, output=y,
-        )  # fmt: skip
+            self._recurrent,
+            (layer, x, tokens, cache, mixed, y),
+            op=Op.RECURRENT,
+            operation=layer,
+            input=x,
+            cache=cache,
+            mixed=mixed,
+            output=y,
+        )
 
     def go_on_with(self, num_tokens: int) -> None:
         """In a recording, calls after this one compute as many tokens as there are at the address num_tokens (int64)

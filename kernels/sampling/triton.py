@@ -110,20 +110,58 @@ def sample(
             search = (states_PLX, *bins_2PLB)
             for step in range(NUM_STEPS):
                 _bin_kernel[grid](
-                    logits_LV, rows_L, *shared, maxima_LC, *search, vocabulary, stride, num_scored, step,
-                    FIRST=step == 0, NUM_BINS=BINS if step else FIRST_BINS, CHUNK=CHUNK, BLOCK_C=block_c,
+                    logits_LV,
+                    rows_L,
+                    *shared,
+                    maxima_LC,
+                    *search,
+                    vocabulary,
+                    stride,
+                    num_scored,
+                    step,
+                    FIRST=step == 0,
+                    NUM_BINS=BINS if step else FIRST_BINS,
+                    CHUNK=CHUNK,
+                    BLOCK_C=block_c,
                     num_warps=NUM_WARPS,
-                )  # fmt: skip
+                )
         _kept_mass_kernel[grid](
-            logits_LV, rows_L, *shared, columns.min_p_R, maxima_LC, *search, least_keys_L, masses_LC,
-            vocabulary, stride, num_scored,
-            FILTERS=filters, CHUNK=CHUNK, BLOCK_C=block_c, num_warps=NUM_WARPS,
-        )  # fmt: skip
+            logits_LV,
+            rows_L,
+            *shared,
+            columns.min_p_R,
+            maxima_LC,
+            *search,
+            least_keys_L,
+            masses_LC,
+            vocabulary,
+            stride,
+            num_scored,
+            FILTERS=filters,
+            CHUNK=CHUNK,
+            BLOCK_C=block_c,
+            num_warps=NUM_WARPS,
+        )
     _choose_kernel[(num_scored,)](
-        logits_LV, rows_L, positions_L, columns.temperature_R, columns.seed_R, columns.choice_R, maxima_LC, tokens_LC,
-        least_keys_L, masses_LC, tokens_L, vocabulary, stride, num_chunks,
-        DRAWS=draws, CHUNK=CHUNK, BLOCK_C=block_c, num_warps=NUM_WARPS,
-    )  # fmt: skip
+        logits_LV,
+        rows_L,
+        positions_L,
+        columns.temperature_R,
+        columns.seed_R,
+        columns.choice_R,
+        maxima_LC,
+        tokens_LC,
+        least_keys_L,
+        masses_LC,
+        tokens_L,
+        vocabulary,
+        stride,
+        num_chunks,
+        DRAWS=draws,
+        CHUNK=CHUNK,
+        BLOCK_C=block_c,
+        num_warps=NUM_WARPS,
+    )
 
 
 def greedy(logits_LV: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

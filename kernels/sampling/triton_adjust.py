@@ -29,9 +29,15 @@ def add_logit_bias(
     num_scored, entries = _scored(logits_LV, rows_L), token_ids_RK.shape[1]
     if num_scored and entries:
         _bias_kernel[(num_scored,)](
-            logits_LV, rows_L, token_ids_RK, bias_RK, logits_LV.stride(0), entries,
-            BLOCK_K=next_power_of_2(entries), num_warps=NUM_WARPS,
-        )  # fmt: skip
+            logits_LV,
+            rows_L,
+            token_ids_RK,
+            bias_RK,
+            logits_LV.stride(0),
+            entries,
+            BLOCK_K=next_power_of_2(entries),
+            num_warps=NUM_WARPS,
+        )
 
 
 def apply_penalties(
@@ -56,10 +62,22 @@ def apply_penalties(
     assert prompt_mask_RW.shape[1] == cdiv(vocabulary, 32)
     if num_scored:
         _penalties_kernel[(cdiv(vocabulary, CHUNK), num_scored)](
-            logits_LV, rows_L, prompt_mask_RW, output_counts_RV, repetition_R, presence_R, frequency_R, drafts_LD,
-            vocabulary, logits_LV.stride(0), output_counts_RV.stride(0), prompt_mask_RW.stride(0),
-            NUM_DRAFTS=0 if drafts_LD is None else drafts_LD.shape[1], CHUNK=CHUNK, num_warps=NUM_WARPS,
-        )  # fmt: skip
+            logits_LV,
+            rows_L,
+            prompt_mask_RW,
+            output_counts_RV,
+            repetition_R,
+            presence_R,
+            frequency_R,
+            drafts_LD,
+            vocabulary,
+            logits_LV.stride(0),
+            output_counts_RV.stride(0),
+            prompt_mask_RW.stride(0),
+            NUM_DRAFTS=0 if drafts_LD is None else drafts_LD.shape[1],
+            CHUNK=CHUNK,
+            num_warps=NUM_WARPS,
+        )
 
 
 def ban_tokens(
@@ -77,9 +95,16 @@ def ban_tokens(
     num_scored, entries = _scored(logits_LV, rows_L), token_ids_RK.shape[1]
     if num_scored and entries:
         _ban_kernel[(num_scored,)](
-            logits_LV, rows_L, positions_L, min_tokens_R, token_ids_RK, logits_LV.stride(0), entries,
-            BLOCK_K=next_power_of_2(entries), num_warps=NUM_WARPS,
-        )  # fmt: skip
+            logits_LV,
+            rows_L,
+            positions_L,
+            min_tokens_R,
+            token_ids_RK,
+            logits_LV.stride(0),
+            entries,
+            BLOCK_K=next_power_of_2(entries),
+            num_warps=NUM_WARPS,
+        )
 
 
 def apply_bitmask(logits_LV: torch.Tensor, mask_rows_L: torch.Tensor, bitmask_MW: torch.Tensor) -> None:
@@ -92,9 +117,15 @@ def apply_bitmask(logits_LV: torch.Tensor, mask_rows_L: torch.Tensor, bitmask_MW
     assert bitmask_MW.shape[1] == cdiv(vocabulary, 32)
     if num_scored:
         _bitmask_kernel[(cdiv(vocabulary, CHUNK), num_scored)](
-            logits_LV, mask_rows_L, bitmask_MW, vocabulary, logits_LV.stride(0), bitmask_MW.stride(0),
-            CHUNK=CHUNK, num_warps=NUM_WARPS,
-        )  # fmt: skip
+            logits_LV,
+            mask_rows_L,
+            bitmask_MW,
+            vocabulary,
+            logits_LV.stride(0),
+            bitmask_MW.stride(0),
+            CHUNK=CHUNK,
+            num_warps=NUM_WARPS,
+        )
 
 
 def ban_sequences(
@@ -118,11 +149,21 @@ def ban_sequences(
     num_scored, entries = _scored(logits_LV, rows_L), ends_RK.shape[1]
     if num_scored and entries:
         _ban_sequences_kernel[(num_scored,)](
-            logits_LV, rows_L, positions_L, token_ids_RT, ends_RK, said_RH, drafts_LD,
-            logits_LV.stride(0), token_ids_RT.stride(0), entries,
-            HISTORY=said_RH.shape[1], NUM_DRAFTS=0 if drafts_LD is None else drafts_LD.shape[1],
-            BLOCK_K=next_power_of_2(entries), num_warps=NUM_WARPS,
-        )  # fmt: skip
+            logits_LV,
+            rows_L,
+            positions_L,
+            token_ids_RT,
+            ends_RK,
+            said_RH,
+            drafts_LD,
+            logits_LV.stride(0),
+            token_ids_RT.stride(0),
+            entries,
+            HISTORY=said_RH.shape[1],
+            NUM_DRAFTS=0 if drafts_LD is None else drafts_LD.shape[1],
+            BLOCK_K=next_power_of_2(entries),
+            num_warps=NUM_WARPS,
+        )
 
 
 def remember_output(

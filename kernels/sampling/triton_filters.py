@@ -40,9 +40,7 @@ def bin_shift(step):
 
 
 @jit
-def enter_step(
-    states_PLX, counts_PLB, masses_PLB, at, num_scored, top_k, top_p, writes, step, FIRST: tl.constexpr
-):  # fmt: skip
+def enter_step(states_PLX, counts_PLB, masses_PLB, at, num_scored, top_k, top_p, writes, step, FIRST: tl.constexpr):
     """Returns the state of the search at `at` before a step: the least key's bits so far, and whether they already
     decide what is kept. The program with `writes` stores the state for the next step. top_k: int64, 0 if off; it is
     searched for before top_p. FIRST: the step is 0."""
@@ -105,9 +103,19 @@ def _after(states_PLX, counts_PLB, masses_PLB, at, num_scored, step, by_mass):
     kept_mass = tl.load(place + 4)
     settled = tl.load(place + 5)
     return _narrow(
-        low, count_above, mass_above, goal, kept_mass, settled,
-        counts_PLB, masses_PLB, at, num_scored, step, by_mass,
-    )  # fmt: skip
+        low,
+        count_above,
+        mass_above,
+        goal,
+        kept_mass,
+        settled,
+        counts_PLB,
+        masses_PLB,
+        at,
+        num_scored,
+        step,
+        by_mass,
+    )
 
 
 @jit

@@ -31,15 +31,19 @@ def verify(
     assert starts_N1.shape == (num_rows + 1,)
     if num_rows:
         _verify_kernel[(num_rows,)](
-            tokens_L, inputs_L, starts_N1, tokens_ND1, counts_N,
-            WIDTH=width, BLOCK_D=next_power_of_2(width), num_warps=1,
-        )  # fmt: skip
+            tokens_L,
+            inputs_L,
+            starts_N1,
+            tokens_ND1,
+            counts_N,
+            WIDTH=width,
+            BLOCK_D=next_power_of_2(width),
+            num_warps=1,
+        )
 
 
 @jit
-def _verify_kernel(
-    tokens_L, inputs_L, starts_N1, tokens_ND1, counts_N, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr
-):  # fmt: skip
+def _verify_kernel(tokens_L, inputs_L, starts_N1, tokens_ND1, counts_N, WIDTH: tl.constexpr, BLOCK_D: tl.constexpr):
     n = tl.program_id(0)
     start = tl.load(starts_N1 + n)
     num_drafts = tl.load(starts_N1 + n + 1) - start - 1

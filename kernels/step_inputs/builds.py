@@ -23,14 +23,26 @@ def shipped() -> list[KernelBuild]:
 
 def _expand(block_size: int, shifts_S: torch.Tensor | None = None) -> None:
     expand(
-        int32(8), int32(9), int32(8), int32(32), int32(256), _TABLES,
-        block_size=block_size, token_ids_T=int32(32), positions_T=int32(32), slots_T=tensor(torch.int64, 32),
+        int32(8),
+        int32(9),
+        int32(8),
+        int32(32),
+        int32(256),
+        _TABLES,
+        block_size=block_size,
+        token_ids_T=int32(32),
+        positions_T=int32(32),
+        slots_T=tensor(torch.int64, 32),
         shifts_S=shifts_S,
-    )  # fmt: skip
+    )
 
 
 def _columns(num_rows: int) -> SamplingColumns:
     return SamplingColumns(
-        temperature_R=float32(num_rows), top_k_R=int32(num_rows), top_p_R=tensor(torch.float64, num_rows),
-        min_p_R=float32(num_rows), seed_R=tensor(torch.int64, num_rows), choice_R=int32(num_rows),
-    )  # fmt: skip
+        temperature_R=float32(num_rows),
+        top_k_R=int32(num_rows),
+        top_p_R=tensor(torch.float64, num_rows),
+        min_p_R=float32(num_rows),
+        seed_R=tensor(torch.int64, num_rows),
+        choice_R=int32(num_rows),
+    )

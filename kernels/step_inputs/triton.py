@@ -49,10 +49,24 @@ def expand(
     assert block_tables_RB.is_contiguous()
     if num_tokens:
         _expand_kernel[(cdiv(num_tokens, _BLOCK),)](
-            rows_S, query_starts, context_lens_S, host_token_ids_T, last_tokens_R, block_tables_RB,
-            token_ids_T, positions_T, slots_T, shifts_S, num_rows, num_tokens, num_rows.bit_length(),
-            block_tables_RB.shape[1], BLOCK_SIZE=block_size, BLOCK_T=_BLOCK, num_warps=_NUM_WARPS,
-        )  # fmt: skip
+            rows_S,
+            query_starts,
+            context_lens_S,
+            host_token_ids_T,
+            last_tokens_R,
+            block_tables_RB,
+            token_ids_T,
+            positions_T,
+            slots_T,
+            shifts_S,
+            num_rows,
+            num_tokens,
+            num_rows.bit_length(),
+            block_tables_RB.shape[1],
+            BLOCK_SIZE=block_size,
+            BLOCK_T=_BLOCK,
+            num_warps=_NUM_WARPS,
+        )
 
 
 def write_tables(
@@ -63,9 +77,15 @@ def write_tables(
     assert rows_C.shape == places_C.shape == block_ids_C.shape
     if num_changes := len(rows_C):
         _write_tables_kernel[(cdiv(num_changes, _BLOCK),)](
-            block_tables_RB, rows_C, places_C, block_ids_C, num_changes, block_tables_RB.shape[1],
-            BLOCK_C=_BLOCK, num_warps=_NUM_WARPS,
-        )  # fmt: skip
+            block_tables_RB,
+            rows_C,
+            places_C,
+            block_ids_C,
+            num_changes,
+            block_tables_RB.shape[1],
+            BLOCK_C=_BLOCK,
+            num_warps=_NUM_WARPS,
+        )
 
 
 def write_columns(columns: SamplingColumns, rows_M: torch.Tensor, new: SamplingColumns) -> None:
@@ -74,9 +94,13 @@ def write_columns(columns: SamplingColumns, rows_M: torch.Tensor, new: SamplingC
     rows_M: int32. Both columns have the same dtypes.
     """
     pairs = (
-        (columns.temperature_R, new.temperature_R), (columns.top_k_R, new.top_k_R), (columns.top_p_R, new.top_p_R),
-        (columns.min_p_R, new.min_p_R), (columns.seed_R, new.seed_R), (columns.choice_R, new.choice_R),
-    )  # fmt: skip
+        (columns.temperature_R, new.temperature_R),
+        (columns.top_k_R, new.top_k_R),
+        (columns.top_p_R, new.top_p_R),
+        (columns.min_p_R, new.min_p_R),
+        (columns.seed_R, new.seed_R),
+        (columns.choice_R, new.choice_R),
+    )
     for column_R, new_M in pairs:
         assert column_R.dtype is new_M.dtype
         assert new_M.shape == rows_M.shape
@@ -99,9 +123,16 @@ def remember_tokens(
     assert tokens_ND1.dim() == 1 if counts_N is None else len(counts_N) == num_rows
     if num_rows:
         _remember_kernel[(cdiv(num_rows, _BLOCK),)](
-            last_tokens_R, rows_N, tokens_ND1, counts_N, num_rows, tokens_ND1.stride(0),
-            HAS_COUNTS=counts_N is not None, BLOCK_N=_BLOCK, num_warps=_NUM_WARPS,
-        )  # fmt: skip
+            last_tokens_R,
+            rows_N,
+            tokens_ND1,
+            counts_N,
+            num_rows,
+            tokens_ND1.stride(0),
+            HAS_COUNTS=counts_N is not None,
+            BLOCK_N=_BLOCK,
+            num_warps=_NUM_WARPS,
+        )
 
 
 @jit(do_not_specialize=["num_rows", "num_tokens", "num_halvings"])

@@ -87,8 +87,12 @@ def e4m3_halves(pairs, FORM: tl.constexpr):
         low, high = tl.inline_asm_elementwise(
             "{ .reg .b32 t; .reg .b16 a, b; prmt.b32 t, $2, 0, 0x3120; mov.b32 {a, b}, t;"
             " cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b; }",
-            "=r,=r,r", [pairs], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,
-        )  # fmt: skip
+            "=r,=r,r",
+            [pairs],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=2,
+        )
     else:
         low, high = _e4m3_bits_to_fp16(pairs & 0xFF), _e4m3_bits_to_fp16(pairs >> 8)
     return low, high

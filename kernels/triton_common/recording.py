@@ -20,9 +20,16 @@ from kernels.triton_common.device import recording_for
 from kernels.triton_common.kernel_build import ARCHS, KernelBuild
 
 _TYPES = {
-    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
-    torch.float8_e4m3fn: "fp8e4nv", torch.uint8: "u8", torch.uint16: "u16", torch.int32: "i32", torch.int64: "i64",
-}  # fmt: skip
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.uint8: "u8",
+    torch.uint16: "u16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
 # Triton's defaults.
 _OPTIONS = {"num_warps": 4, "num_stages": 3}
 

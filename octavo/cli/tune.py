@@ -16,9 +16,17 @@ from octavo.cli.flags import CONFIG_FLAG, SNAKE_CASE_FLAGS, with_option_flags
 _NOTHING_WITHIN_BOUNDS = 1
 # As octavo.tune.space.AXES, which imports more than `--help` may: these take lists here.
 _AXES = (
-    "max_num_seqs", "max_num_batched_tokens", "speculative_config", "block_size", "max_steps_in_flight",
-    "worker_threads", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "quantization",
-)  # fmt: skip
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "speculative_config",
+    "block_size",
+    "max_steps_in_flight",
+    "worker_threads",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "quantization",
+)
 # Each cluster has its own.
 _OWN = ("port", "http_port", "metrics_port", "runtime_dir", "trace")
 _OPTION_FLAGS = [name for name in Options.model_fields if name not in (*_AXES, *_OWN)]

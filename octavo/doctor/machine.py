@@ -83,8 +83,11 @@ def list_gpus() -> GpuListing:
     try:
         result = subprocess.run(
             [command, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"],
-            capture_output=True, text=True, timeout=_NVIDIA_SMI_TIMEOUT, check=False,
-        )  # fmt: skip
+            capture_output=True,
+            text=True,
+            timeout=_NVIDIA_SMI_TIMEOUT,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return GpuListing(error=str(error))
     said = (result.stdout.strip() or result.stderr.strip() or f"exit code {result.returncode}").splitlines()[0]
@@ -112,9 +115,13 @@ def _run_probe(options: Options, timeout: float) -> dict[str, Reading]:
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(_ROOT))))
     try:
         result = subprocess.run(
-            command, input=json.dumps(options.as_file()).encode(), env=environment, capture_output=True,
-            timeout=timeout, check=False,
-        )  # fmt: skip
+            command,
+            input=json.dumps(options.as_file()).encode(),
+            env=environment,
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+        )
         answers, failure = result.stdout, _ending(result.returncode, result.stderr)
     except subprocess.TimeoutExpired as error:
         answers, failure = error.stdout or b"", f"it does not end within {timeout:g} s"

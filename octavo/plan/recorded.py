@@ -25,10 +25,21 @@ from scheduler.recording.replay import Observer, replay
 _MAX_SAMPLES = 600
 # Options that the core's settings tell.
 _OPTIONS = (
-    "max_num_seqs", "max_num_batched_tokens", "block_size", "enable_prefix_caching", "scheduling_policy",
-    "priority_aging", "enable_chunked_prefill", "long_prefill_token_threshold", "max_num_partial_prefills",
-    "max_long_partial_prefills", "preemption_mode", "max_queued_requests", "max_queued_tokens", "max_model_len",
-)  # fmt: skip
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "block_size",
+    "enable_prefix_caching",
+    "scheduling_policy",
+    "priority_aging",
+    "enable_chunked_prefill",
+    "long_prefill_token_threshold",
+    "max_num_partial_prefills",
+    "max_long_partial_prefills",
+    "preemption_mode",
+    "max_queued_requests",
+    "max_queued_tokens",
+    "max_model_len",
+)
 
 
 @dataclass(slots=True)

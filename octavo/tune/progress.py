@@ -35,9 +35,12 @@ class Progress:
             progress.TimeElapsedColumn(),
         )
         self._bar = progress.Progress(
-            *columns, console=self._console, transient=True, refresh_per_second=2,
+            *columns,
+            console=self._console,
+            transient=True,
+            refresh_per_second=2,
             disable=hidden or not self._console.is_terminal,
-        )  # fmt: skip
+        )
         self._task = self._bar.add_task("", total=None)
         self._left = 0
         self._num_begun, self._start = 0, time.monotonic()

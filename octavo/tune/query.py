@@ -73,10 +73,16 @@ def tune(query: Query, *, as_json: bool) -> bool:
         if journal.num_kept:
             watcher.say(f"going on with {journal.num_kept} results of {journal.path}")
         tuner = Tuner(
-            candidates, workload, query.bounds, query.effort,
-            clusters=clusters, options_of=clusters.options, journal=journal, traces=query.output / _TRACES,
+            candidates,
+            workload,
+            query.bounds,
+            query.effort,
+            clusters=clusters,
+            options_of=clusters.options,
+            journal=journal,
+            traces=query.output / _TRACES,
             watcher=watcher,
-        )  # fmt: skip
+        )
         try:
             found = tuner.run(_memory(query, candidates, clusters, workload))
             report = _report(query, found, journal, watcher, workload)

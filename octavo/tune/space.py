@@ -12,17 +12,30 @@ from octavo.tune.errors import TuningError
 # Options that make a grid. Those that the scheduler's core alone depends on are predicted from any probe.
 PREDICTED = ("max_num_seqs", "max_num_batched_tokens", "speculative_config")
 AXES = (
-    *PREDICTED, "block_size", "max_steps_in_flight", "worker_threads", "tensor_parallel_size",
-    "pipeline_parallel_size", "data_parallel_size", "quantization",
-)  # fmt: skip
+    *PREDICTED,
+    "block_size",
+    "max_steps_in_flight",
+    "worker_threads",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "quantization",
+)
 _TEXT = ("speculative_config", "quantization")
 # Stands for no speculation in lists of methods.
 OFF = "off"
 _SHORT = {
-    "max_num_seqs": "seqs", "max_num_batched_tokens": "tokens", "speculative_config": "drafts", "block_size": "block",
-    "max_steps_in_flight": "in flight", "worker_threads": "threads", "tensor_parallel_size": "TP",
-    "pipeline_parallel_size": "PP", "data_parallel_size": "DP", "quantization": "quantization",
-}  # fmt: skip
+    "max_num_seqs": "seqs",
+    "max_num_batched_tokens": "tokens",
+    "speculative_config": "drafts",
+    "block_size": "block",
+    "max_steps_in_flight": "in flight",
+    "worker_threads": "threads",
+    "tensor_parallel_size": "TP",
+    "pipeline_parallel_size": "PP",
+    "data_parallel_size": "DP",
+    "quantization": "quantization",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,9 +53,11 @@ class WebPageRules:
                 hosts.append(value.decode("latin-1"))
             elif name in _READ:
                 setattr(told, _READ[name], value.decode("latin-1"))
-        return self._why_wrong_host(hosts, told) or self._why_foreign(method, path, hosts, told) or _why_no_json(
-            method, path, told
-        )  # fmt: skip
+        return (
+            self._why_wrong_host(hosts, told)
+            or self._why_foreign(method, path, hosts, told)
+            or _why_no_json(method, path, told)
+        )
 
     def _why_wrong_host(self, hosts: list[str], told: "_Told") -> Refusal | None:
         assert self._hosts is not None
@@ -95,9 +97,14 @@ class WebPageRules:
 
 # Headers of browsers, and where they are kept.
 _READ = {
-    b"origin": "origin", b"sec-fetch-site": "site", b"sec-fetch-mode": "mode", b"sec-fetch-dest": "destination",
-    b"content-type": "content_type", b"content-length": "length", b"transfer-encoding": "encoding",
-}  # fmt: skip
+    b"origin": "origin",
+    b"sec-fetch-site": "site",
+    b"sec-fetch-mode": "mode",
+    b"sec-fetch-dest": "destination",
+    b"content-type": "content_type",
+    b"content-length": "length",
+    b"transfer-encoding": "encoding",
+}
 
 
 @dataclass(slots=True)

@@ -39,9 +39,18 @@ FORMATS = {
 _KNOWN = "use PNG, JPEG, WebP, GIF or BMP"
 # What reading a damaged header raises in Pillow, beside ValueError; its warnings may be errors, too.
 _DAMAGED = (
-    SyntaxError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, struct.error, zlib.error,
-    Warning, Image.DecompressionBombError,
-)  # fmt: skip
+    SyntaxError,
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    struct.error,
+    zlib.error,
+    Warning,
+    Image.DecompressionBombError,
+)
 _ORIENTATION = 0x0112
 
 

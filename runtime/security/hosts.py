@@ -34,9 +34,11 @@ class Hosts:
 
     def __str__(self) -> str:
         """Tells what is allowed, for errors."""
-        names = "localhost and loopback addresses" if self.is_loopback else (
-            "IP addresses, names without a dot, this machine's own and those under .local and .internal"
-        )  # fmt: skip
+        names = (
+            "localhost and loopback addresses"
+            if self.is_loopback
+            else ("IP addresses, names without a dot, this machine's own and those under .local and .internal")
+        )
         return ", ".join((names, *self._allowed))
 
     def _find_own_name(self) -> None:

@@ -113,9 +113,12 @@ class Results:
         groups, choices = decodes.keys(indices)
         rows, generations = decodes.rows_of(indices)
         outputs = StepOutputs(
-            groups=groups, choices=choices, first_tokens=first_tokens, num_tokens=counts.astype(np.int32),
+            groups=groups,
+            choices=choices,
+            first_tokens=first_tokens,
+            num_tokens=counts.astype(np.int32),
             token_ids=token_ids,
-        )  # fmt: skip
+        )
         if result.logprobs:
             outputs.logprobs = {
                 i: result.logprobs[generation][:count]

@@ -315,8 +315,12 @@ class StepLoop(threading.Thread):
         self._publish_status()
         log.info(
             "epoch %d is ready: %s, %d KV blocks of %d tokens, max_model_len %d",
-            event.epoch, model.name, model.num_blocks, model.block_size, model.max_model_len,
-        )  # fmt: skip
+            event.epoch,
+            model.name,
+            model.num_blocks,
+            model.block_size,
+            model.max_model_len,
+        )
 
     def _blame_step(self, core: Core, now: float) -> None:
         num_alone = core.blame_step(now)
@@ -377,9 +381,12 @@ class StepLoop(threading.Thread):
         if core is not None:
             settings = core.settings
             status = dataclasses.replace(
-                status, load=core.load, stats=core.stats, num_swap_blocks=settings.num_swap_blocks,
+                status,
+                load=core.load,
+                stats=core.stats,
+                num_swap_blocks=settings.num_swap_blocks,
                 block_size=settings.block_size,
-            )  # fmt: skip
+            )
         self._reports.status = status
 
     # --- Time

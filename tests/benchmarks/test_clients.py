@@ -10,9 +10,20 @@ from benchmarks.clients.catalogue import CLIENTS, PROGRAMS
 from benchmarks.clients.page import outcome_of, shown
 
 CASE = Case(
-    url="", key="", slow_key="", model="m", directory="", question="", answer="", prompt="", continuation="",
-    max_tokens=1, max_call_tokens=1, task="", scores=[],
-)  # fmt: skip
+    url="",
+    key="",
+    slow_key="",
+    model="m",
+    directory="",
+    question="",
+    answer="",
+    prompt="",
+    continuation="",
+    max_tokens=1,
+    max_call_tokens=1,
+    task="",
+    scores=[],
+)
 PROGRAM = """
 from report import same, trying
 

@@ -12,6 +12,9 @@ def test_the_cache_has_the_dtype_that_was_asked_for() -> None:
     command = [sys.executable, "-m", "benchmarks.engine.decode_step", "--kv-cache-dtype", "fp8", "--json"]
     result = subprocess.run(
         [*command, "--batch", "1", "--context", "16", "--threads", "1", "--seconds", "0"],
-        capture_output=True, text=True, check=True, timeout=120,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
     assert json.loads(result.stdout)["kernel_path"].endswith("kv-float8_e4m3fn")

@@ -22,10 +22,16 @@ def outcome(**changes) -> Outcome:
     )
     choice = dataclasses.replace(choice, **{name: value for name, value in changes.items() if hasattr(choice, name)})
     generation = Generation(
-        request_id="", model="", seed=changes.get("seed", 5), prompt_token_ids=(7,), choices=(choice,),
-        prompt_logprobs=(), usage=Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=len(choice.token_ids)),
-        fingerprint="", num_resumes=0,
-    )  # fmt: skip
+        request_id="",
+        model="",
+        seed=changes.get("seed", 5),
+        prompt_token_ids=(7,),
+        choices=(choice,),
+        prompt_logprobs=(),
+        usage=Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=len(choice.token_ids)),
+        fingerprint="",
+        num_resumes=0,
+    )
     return Outcome(plan=PLAN, generation=generation, arrivals=[(1.5, 0, 2), (2.5, 0, 3)])
 
 

@@ -22,8 +22,21 @@ from tests.support.repository import ROOT
 from worker.step.inputs import LAST_SAMPLED, StepInputs, StepOutputs
 
 # Packages that GPU machines may lack. The benchmarks must run there without installing anything.
-MISSING = ("pydantic", "msgspec", "zmq", "gguf", "protos", "google", "grpc", "transformers", "tokenizers",
-           "safetensors", "yaml", "psutil", "prometheus_client")  # fmt: skip
+MISSING = (
+    "pydantic",
+    "msgspec",
+    "zmq",
+    "gguf",
+    "protos",
+    "google",
+    "grpc",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "yaml",
+    "psutil",
+    "prometheus_client",
+)
 IMPORTS_ALL = f"""
 import importlib, pkgutil, sys
 
@@ -148,8 +161,15 @@ def test_a_part_cannot_take_the_time_of_others() -> None:
 
 
 def gemm(m: int, over_bf16: float, tflops: float = 1000.0) -> dict:
-    return {"op": "fp8_gemm", "case": f"x 1x1, M={m}", "way": "block triton", "ms": 1.0, "tflops": tflops,
-            "over_bf16": over_bf16, "chosen": 1.0}  # fmt: skip
+    return {
+        "op": "fp8_gemm",
+        "case": f"x 1x1, M={m}",
+        "way": "block triton",
+        "ms": 1.0,
+        "tflops": tflops,
+        "over_bf16": over_bf16,
+        "chosen": 1.0,
+    }
 
 
 def decode(way: str, ms: float, idle_share: float = 0.01) -> dict:

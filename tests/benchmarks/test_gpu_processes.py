@@ -109,8 +109,10 @@ def test_variants_are_timed_in_turn_and_a_missing_one_is_named() -> None:
 
     report.compare("op", "case", {"old": variant("old", 1.0), "none": missing, "new": variant("new", 1.5)})
     assert [(row["way"], row.get("missing")) for row in report.rows] == [
-        ("none", "this tree has no such tile"), ("old", None), ("new", None),
-    ]  # fmt: skip
+        ("none", "this tree has no such tile"),
+        ("old", None),
+        ("new", None),
+    ]
     assert [row["off"] for row in report.rows[1:]] == [0.0, 0.5]
     # Once for the results, then in turn, the first one again at the end.
     assert calls == ["old", "new", "old", "new", "old"]

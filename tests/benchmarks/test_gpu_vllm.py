@@ -30,8 +30,12 @@ def test_only_code_for_one_architecture_stays_and_nothing_moves() -> None:
     assert sizes == {"sm_80": 64, "kept": len(kept), "PTX": 16, "not wanted": len(flash), "sm_100": 20}
     assert len(data) == len(original)
     assert [(each.kind, each.arch) for each in entries(data)] == [
-        (MACHINE_CODE, 80), (MACHINE_CODE, 90), (PTX, 90), (MACHINE_CODE, 90), (MACHINE_CODE, 100),
-    ]  # fmt: skip
+        (MACHINE_CODE, 80),
+        (MACHINE_CODE, 90),
+        (PTX, 90),
+        (MACHINE_CODE, 90),
+        (MACHINE_CODE, 100),
+    ]
     assert kept in data
     for gone in (b"old!", b"text", b"flash", b"new!"):
         assert gone not in data

@@ -14,17 +14,34 @@ from benchmarks.faults.grey.verdict import Verdict, gaps
 
 def verdict(*arrivals: float, began: float = 0.0, ended: float = 10.0) -> Verdict:
     return Verdict(
-        number=0, is_sampled=False, began=began, ended=ended, arrivals=list(arrivals), is_lost=False,
-        is_duplicated=False, found=[],
-    )  # fmt: skip
+        number=0,
+        is_sampled=False,
+        began=began,
+        ended=ended,
+        arrivals=list(arrivals),
+        is_lost=False,
+        is_duplicated=False,
+        found=[],
+    )
 
 
 def result(kind: str = "stop-worker", **changes: Any) -> Result:
     fields: dict[str, Any] = {
-        "kind": kind, "number": 0, "seconds": 2.0, "victims": ["worker 0.1"], "note": "", "num_streams": 6,
-        "num_sampled": 3, "num_lost": 0, "num_duplicated": 0, "num_different": 0, "gaps": [0.1, 2.5],
-        "restarted": [], "unexpected": [], "lasted": 3.0,
-    }  # fmt: skip
+        "kind": kind,
+        "number": 0,
+        "seconds": 2.0,
+        "victims": ["worker 0.1"],
+        "note": "",
+        "num_streams": 6,
+        "num_sampled": 3,
+        "num_lost": 0,
+        "num_duplicated": 0,
+        "num_different": 0,
+        "gaps": [0.1, 2.5],
+        "restarted": [],
+        "unexpected": [],
+        "lasted": 3.0,
+    }
     return Result(**fields | changes)
 
 

@@ -45,15 +45,28 @@ def outcome(kind: str, text: str, *calls: str, **changes) -> Outcome:
     request_id = plan.options.get("request_id", "")
     ids = [call_id(request_id, 0, index) for index in range(len(calls))]
     choice = Choice(
-        index=0, text=text, token_ids=(1, 2), logprobs=(), finish_reason=FinishReason.STOP, stop=None, exact=True,
+        index=0,
+        text=text,
+        token_ids=(1, 2),
+        logprobs=(),
+        finish_reason=FinishReason.STOP,
+        stop=None,
+        exact=True,
         content="" if calls else text,
         tool_calls=tuple(ToolCall(id=i, name="find_route", arguments=each) for i, each in zip(ids, calls, strict=True)),
-    )  # fmt: skip
+    )
     choice = dataclasses.replace(choice, **changes)
     generation = Generation(
-        request_id="", model="", seed=5, prompt_token_ids=(7,), choices=(choice,), prompt_logprobs=(),
-        usage=Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=2), fingerprint="", num_resumes=0,
-    )  # fmt: skip
+        request_id="",
+        model="",
+        seed=5,
+        prompt_token_ids=(7,),
+        choices=(choice,),
+        prompt_logprobs=(),
+        usage=Usage(prompt_tokens=1, cached_tokens=0, completion_tokens=2),
+        fingerprint="",
+        num_resumes=0,
+    )
     return Outcome(plan=plan, generation=generation, arrivals=[])
 
 

@@ -12,14 +12,27 @@ from configs.vllm_names import NAMES, SHORT_FLAGS, SWITCHES
 
 def test_options_switches_and_own_flags():
     config, flags, own = parse_flags(
-        ["-c", "a.yaml", "--max-num-seqs", "4", "--max_model_len=64", "--no-enable-prefix-caching",
-         "--disable-log-stats", "--replica", "1", "--rank=0"],
+        [
+            "-c",
+            "a.yaml",
+            "--max-num-seqs",
+            "4",
+            "--max_model_len=64",
+            "--no-enable-prefix-caching",
+            "--disable-log-stats",
+            "--replica",
+            "1",
+            "--rank=0",
+        ],
         ("replica", "rank"),
-    )  # fmt: skip
+    )
     assert config == Path("a.yaml")
     assert flags == {
-        "max_num_seqs": "4", "max_model_len": "64", "enable_prefix_caching": False, "disable_log_stats": True,
-    }  # fmt: skip
+        "max_num_seqs": "4",
+        "max_model_len": "64",
+        "enable_prefix_caching": False,
+        "disable_log_stats": True,
+    }
     assert own == {"replica": "1", "rank": "0"}
     options = load_options(None, flags, {})
     assert (options.max_num_seqs, options.enable_prefix_caching) == (4, False)

@@ -24,10 +24,20 @@ POISON = 100
 def fake_config(**changes: object) -> ModelConfig:
     """One layer, one head of size 2: a token's "key" is its id and its position."""
     values: dict[str, object] = {
-        "architecture": "LlamaForCausalLM", "vocab_size": VOCAB_SIZE, "hidden_size": 2, "intermediate_size": 2,
-        "num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_size": 2, "rope": RopeConfig(theta=10000.0),
-        "rms_norm_eps": 1e-6, "max_position_embeddings": 4096, "layer_windows": (0,), "eos_token_ids": frozenset({2}),
-    }  # fmt: skip
+        "architecture": "LlamaForCausalLM",
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 2,
+        "intermediate_size": 2,
+        "num_layers": 1,
+        "num_heads": 1,
+        "num_kv_heads": 1,
+        "head_size": 2,
+        "rope": RopeConfig(theta=10000.0),
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 4096,
+        "layer_windows": (0,),
+        "eos_token_ids": frozenset({2}),
+    }
     return ModelConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 

@@ -12,9 +12,15 @@ from worker.step.rows import Rows
 
 
 def fake_runner(
-    *, num_blocks: int = 64, block_size: int = 8, max_num_seqs: int = 8, max_num_batched_tokens: int = 64,
-    max_model_len: int = 128, num_swap_blocks: int = 0, grammars: Grammars | None = None,
-) -> Runner:  # fmt: skip
+    *,
+    num_blocks: int = 64,
+    block_size: int = 8,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    max_model_len: int = 128,
+    num_swap_blocks: int = 0,
+    grammars: Grammars | None = None,
+) -> Runner:
     config = fake_config()
     rows = Rows(
         max_num_seqs=max_num_seqs,

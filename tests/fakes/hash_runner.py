@@ -256,10 +256,15 @@ class HashRunner:
         self._check_blocks(new.block_ids)
         self._sequences.add(new.sequence)
         row = self._rows[new.row] = _Row(
-            new.sequence, list(new.token_ids), new.num_prompt_tokens, new.num_computed_tokens, list(new.block_ids),
-            new.sampling, new.choice,
+            new.sequence,
+            list(new.token_ids),
+            new.num_prompt_tokens,
+            new.num_computed_tokens,
+            list(new.block_ids),
+            new.sampling,
+            new.choice,
             {i: (item.number, i - item.first_token) for item in new.items for i in _positions(item)},
-        )  # fmt: skip
+        )
         assert len(row.block_ids) * self.options.block_size >= row.num_computed_tokens, "block_ids: too few"
 
     def _grow(self, plan: step_pb2.StepPlan) -> None:

@@ -80,9 +80,15 @@ class SlowStageWorker:
         status, instance, endpoint = WorkerStatus(), secrets.randbits(63), options.step_address(0)
         self._link = Link(self._context, endpoint, None, timeout=options.heartbeat_timeout)
         self._heartbeat = HeartbeatThread(
-            self._context, heartbeat_endpoint(endpoint), None, status, rank=rank, instance=instance,
-            timeout=options.heartbeat_timeout, on_loss=self._wakeup.notify,
-        )  # fmt: skip
+            self._context,
+            heartbeat_endpoint(endpoint),
+            None,
+            status,
+            rank=rank,
+            instance=instance,
+            timeout=options.heartbeat_timeout,
+            on_loss=self._wakeup.notify,
+        )
         axes = axes_of(options)
         self._loop = WorkerLoop(
             hello=self._hello(instance),
@@ -112,28 +118,46 @@ class SlowStageWorker:
     def _hello(self, instance: int) -> step_pb2.Hello:
         options = self._options
         return step_pb2.Hello(
-            protocol_version=PROTOCOL_VERSION, octavo_version=octavo_version(), rank=self._rank,
-            world_size=options.world_size, model=options.served_model_name, block_size=options.block_size,
-            max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens,
-            pid=os.getpid(), instance=instance,
-        )  # fmt: skip
+            protocol_version=PROTOCOL_VERSION,
+            octavo_version=octavo_version(),
+            rank=self._rank,
+            world_size=options.world_size,
+            model=options.served_model_name,
+            block_size=options.block_size,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            pid=os.getpid(),
+            instance=instance,
+        )
 
     def _build(self) -> ThreadedRunner:
         options, config = self._options, fake_config()
         rows = Rows(
-            max_num_seqs=options.max_num_seqs, max_num_batched_tokens=options.max_num_batched_tokens,
-            max_model_len=_MAX_MODEL_LEN, block_size=options.block_size, num_blocks=_NUM_BLOCKS,
-            vocab_size=VOCAB_SIZE, eos_token_ids=config.eos_token_ids,
-        )  # fmt: skip
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_model_len=_MAX_MODEL_LEN,
+            block_size=options.block_size,
+            num_blocks=_NUM_BLOCKS,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=config.eos_token_ids,
+        )
         info = inference_pb2.ModelInfo(
-            name=options.served_model_name, max_model_len=_MAX_MODEL_LEN, vocab_size=VOCAB_SIZE,
-            block_size=options.block_size, num_blocks=_NUM_BLOCKS, fingerprint="slow",
-        )  # fmt: skip
+            name=options.served_model_name,
+            max_model_len=_MAX_MODEL_LEN,
+            vocab_size=VOCAB_SIZE,
+            block_size=options.block_size,
+            num_blocks=_NUM_BLOCKS,
+            fingerprint="slow",
+        )
         cache = KVCache(config, num_blocks=_NUM_BLOCKS + 1, block_size=options.block_size, backend=self._model.backend)
         runner = Runner(
-            self._model, cache, rows, info, max_steps_in_flight=options.max_steps_in_flight,
+            self._model,
+            cache,
+            rows,
+            info,
+            max_steps_in_flight=options.max_steps_in_flight,
             without_others=without_others(axes_of(options), self._rank),
-        )  # fmt: skip
+        )
         return ThreadedRunner(runner, max_steps_in_flight=options.max_steps_in_flight)
 
     def _run(self) -> None:

@@ -71,9 +71,15 @@ class FakeWorker:
         self._context = zmq.Context()
         self._link = Link(self._context, endpoint, curve_dir, timeout=options.heartbeat_timeout)
         self._heartbeat = HeartbeatThread(
-            self._context, heartbeat_endpoint(endpoint), curve_dir, status, rank=rank, instance=instance,
-            timeout=options.heartbeat_timeout, on_loss=self._wakeup.notify,
-        )  # fmt: skip
+            self._context,
+            heartbeat_endpoint(endpoint),
+            curve_dir,
+            status,
+            rank=rank,
+            instance=instance,
+            timeout=options.heartbeat_timeout,
+            on_loss=self._wakeup.notify,
+        )
         self._loop = WorkerLoop(
             hello=_hello(options, rank, instance, hello or {}),
             link=self._link,

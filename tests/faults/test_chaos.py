@@ -38,10 +38,15 @@ SOAK_SECONDS, NUM_CLIENTS = 4.0, 8
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     directory = tmp_path_factory.mktemp("chaos")
     with Cluster(
-        directory, *SOAK_FLAGS, *TOOL_FLAGS,
-        f"--http-port={free_ports(NUM_ROUTERS)}", f"--batches-dir={directory / 'batches'}",
-        num_replicas=NUM_REPLICAS, num_stages=NUM_STAGES, num_routers=NUM_ROUTERS,
-    ) as cluster:  # fmt: skip
+        directory,
+        *SOAK_FLAGS,
+        *TOOL_FLAGS,
+        f"--http-port={free_ports(NUM_ROUTERS)}",
+        f"--batches-dir={directory / 'batches'}",
+        num_replicas=NUM_REPLICAS,
+        num_stages=NUM_STAGES,
+        num_routers=NUM_ROUTERS,
+    ) as cluster:
         cluster.wait_until_all_serve()
         yield cluster
 

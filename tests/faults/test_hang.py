@@ -22,10 +22,17 @@ NAMES = {"worker": "worker 0.0", "scheduler": "scheduler 0", "router": "router"}
 @pytest.fixture(scope="module")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     with Up(
-        tmp_path_factory.mktemp("up"), "--dtype=float32", "--kv-cache-memory=0.1", "--max-num-seqs=8",
-        "--worker-threads=1", "--max-steps-in-flight=2", f"--hang-timeout={HANG_TIMEOUT:g}", "--max-restarts=9",
-        real=True, metrics_port=free_ports(3),
-    ) as up:  # fmt: skip
+        tmp_path_factory.mktemp("up"),
+        "--dtype=float32",
+        "--kv-cache-memory=0.1",
+        "--max-num-seqs=8",
+        "--worker-threads=1",
+        "--max-steps-in-flight=2",
+        f"--hang-timeout={HANG_TIMEOUT:g}",
+        "--max-restarts=9",
+        real=True,
+        metrics_port=free_ports(3),
+    ) as up:
         up.wait_for("serving; Ctrl-C to stop")
         yield up
 

@@ -43,16 +43,28 @@ async def restarted_worker(options: Options) -> AsyncIterator[Lives]:
     lives = Lives()
     flags = [
         f"--{name}={getattr(options, name)}"
-        for name in ("runtime_dir", "max_num_seqs", "max_num_batched_tokens", "block_size", "served_model_name",
-                     "step_timeout")
-    ]  # fmt: skip
+        for name in (
+            "runtime_dir",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "block_size",
+            "served_model_name",
+            "step_timeout",
+        )
+    ]
 
     async def live() -> None:
         while True:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "tests.fakes.worker", *flags, "--step-seconds=0.002",
-                cwd=ROOT, env=environment(), stderr=subprocess.PIPE,
-            )  # fmt: skip
+                sys.executable,
+                "-m",
+                "tests.fakes.worker",
+                *flags,
+                "--step-seconds=0.002",
+                cwd=ROOT,
+                env=environment(),
+                stderr=subprocess.PIPE,
+            )
             lives.pid = process.pid
             try:
                 _, errors = await process.communicate()

@@ -24,7 +24,12 @@ def test_streams_survive(fault: tuple[str, ...]) -> None:
     command = [sys.executable, "-m", "benchmarks.faults.ray_nodes", "--json", "--streams=4", "--tokens=400", *fault]
     done = subprocess.run(
         [*command, f"--port={free_port()}"],
-        cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1])["equal"]

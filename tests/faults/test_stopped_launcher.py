@@ -27,9 +27,13 @@ SAMPLING = SamplingParams(seed=1, max_tokens=60, ignore_eos=True)
 def test_streams_go_on_while_nothing_reads_the_logs(tmp_path: Path) -> None:
     (tmp_path / "worker.py").write_text(WORKER)
     with Up(
-        tmp_path, "--data-parallel-size=1", "--served-model-name=it", "--log-level=debug", "--enable-log-requests",
+        tmp_path,
+        "--data-parallel-size=1",
+        "--served-model-name=it",
+        "--log-level=debug",
+        "--enable-log-requests",
         real=True,
-    ) as up:  # fmt: skip
+    ) as up:
         up.wait_for("serving; Ctrl-C to stop")
         with Client(f"localhost:{up.port}", timeout=20) as client:
             expected = client.generate("Once upon a time", SAMPLING)

@@ -13,9 +13,13 @@ def test_a_launch_looks_its_code_up_and_passes_on_its_arguments() -> None:
     3.9, where Triton's makes 12 to 14, and 16 to 18, and turns its options to text."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, "-m", "tests.support.gpu.null_driver"], cwd=ROOT, env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "tests.support.gpu.null_driver"],
+        cwd=ROOT,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr
     counted = json.loads(run.stdout)
     assert counted["is_same"]

@@ -19,9 +19,11 @@ def ints(values: object) -> torch.Tensor:
 
 def tables() -> torch.Tensor:
     """Block tables in which no two places hold the same block."""
-    return (torch.randperm(NUM_ROWS * TABLE_SIZE, generator=torch.Generator().manual_seed(0)) + 1).to(
-        DEVICE, torch.int32
-    ).view(NUM_ROWS, TABLE_SIZE)  # fmt: skip
+    return (
+        (torch.randperm(NUM_ROWS * TABLE_SIZE, generator=torch.Generator().manual_seed(0)) + 1)
+        .to(DEVICE, torch.int32)
+        .view(NUM_ROWS, TABLE_SIZE)
+    )
 
 
 def check(

@@ -12,9 +12,15 @@ from octavo.reports import Report, RequestTrace
 
 def report(*traces: RequestTrace, duration: float = 2.0) -> dict[str, object]:
     made = Report(
-        model="m", dtype="bfloat16", concurrency=2, prompt_len=10, output_len=3, duration=duration, traces=traces,
+        model="m",
+        dtype="bfloat16",
+        concurrency=2,
+        prompt_len=10,
+        output_len=3,
+        duration=duration,
+        traces=traces,
         extra={"request_rate": "inf"},
-    )  # fmt: skip
+    )
     return made.as_json()
 
 

@@ -35,9 +35,18 @@ def drawn(each: RequestTimeline, width: int = 100) -> str:
 
 
 PREEMPTED = timeline(
-    ("queued", 0.0), ("admitted", 1.0), ("chunked", 1.0), ("chunked", 2.0), ("scheduled", 3.0), ("decoding", 4.0),
-    ("preempted", 6.0), ("resumed", 10.0), ("scheduled", 10.0), ("decoding", 11.0), ("finished", 20.0),
-)  # fmt: skip
+    ("queued", 0.0),
+    ("admitted", 1.0),
+    ("chunked", 1.0),
+    ("chunked", 2.0),
+    ("scheduled", 3.0),
+    ("decoding", 4.0),
+    ("preempted", 6.0),
+    ("resumed", 10.0),
+    ("scheduled", 10.0),
+    ("decoding", 11.0),
+    ("finished", 20.0),
+)
 
 
 def test_time_is_told_apart_by_what_happened():

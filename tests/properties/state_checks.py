@@ -32,8 +32,11 @@ def check(world: World) -> None:
     assert load.num_free_blocks == load.num_blocks - len(held), "blocks are lost"
     num_empty = world.seen["an empty step"]
     assert (stats.num_output_tokens, stats.num_preemptions, stats.num_steps, stats.num_empty_steps) == (
-        world.num_output_tokens, world.num_preemptions, world.num_plans + num_empty, num_empty,
-    )  # fmt: skip
+        world.num_output_tokens,
+        world.num_preemptions,
+        world.num_plans + num_empty,
+        num_empty,
+    )
     by_position = stats.num_accepted_by_position
     assert sorted(by_position, reverse=True) == list(by_position), "a draft counts as accepted, but not those before it"
     assert sum(by_position) <= stats.num_speculated_tokens <= stats.num_draft_tokens

@@ -12,8 +12,12 @@ def _collected(*options: str, **environment: str) -> subprocess.CompletedProcess
     command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", *options]
     return subprocess.run(
         [*command, "tests/kernels/test_recording.py"],
-        cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_gpu_fails_where_kernels_would_be_interpreted() -> None:

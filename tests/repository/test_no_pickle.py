@@ -17,16 +17,27 @@ MODULES = {"pickle", "_pickle", "cPickle", "pickletools", "cloudpickle", "dill",
 MULTIPROCESSING_ALLOWED = {"shared_memory"}
 NAMES = {
     # collectives of torch.distributed that pickle
-    "all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list",
+    "all_gather_object",
+    "gather_object",
+    "broadcast_object_list",
+    "scatter_object_list",
+    "send_object_list",
     "recv_object_list",
     # pyzmq
-    "send_pyobj", "recv_pyobj",
+    "send_pyobj",
+    "recv_pyobj",
     # concurrent.futures
     "ProcessPoolExecutor",
     # pandas, yaml
-    "read_pickle", "to_pickle", "unsafe_load", "unsafe_load_all", "full_load", "full_load_all", "UnsafeLoader",
+    "read_pickle",
+    "to_pickle",
+    "unsafe_load",
+    "unsafe_load_all",
+    "full_load",
+    "full_load_all",
+    "UnsafeLoader",
     "FullLoader",
-}  # fmt: skip
+}
 QUALIFIED = {"torch.load", "torch.save", "torch.jit.load", "torch.serialization.load", "yaml.load", "yaml.load_all"}
 BUILTINS = {"eval", "exec"}
 # Keyword arguments whose only allowed value is False.

@@ -43,10 +43,29 @@ MODULE_WAITS = {"asyncio.wait", "concurrent.futures.wait"}
 SUBPROCESS = {f"subprocess.{each}" for each in ("call", "check_call", "check_output", "run")}
 # Awaited calls that wait for a peer, a thread or another task, and are not ours.
 AWAITED = {
-    "aclose", "anext", "close", "code", "details", "drain", "initial_metadata", "read", "readexactly", "readline",
-    "readuntil", "ready", "receive", "remote", "send", "shield", "to_thread", "trailing_metadata", "wait_closed",
-    "wait_for_connection", "wrap_future", "write",
-}  # fmt: skip
+    "aclose",
+    "anext",
+    "close",
+    "code",
+    "details",
+    "drain",
+    "initial_metadata",
+    "read",
+    "readexactly",
+    "readline",
+    "readuntil",
+    "ready",
+    "receive",
+    "remote",
+    "send",
+    "shield",
+    "to_thread",
+    "trailing_metadata",
+    "wait_closed",
+    "wait_for_connection",
+    "wrap_future",
+    "write",
+}
 NOT_BLOCKING = {"DONTWAIT", "LOCK_NB", "LOCK_UN", "MSG_DONTWAIT", "NOBLOCK"}
 # Context managers that end the waits within them: the first three after the time that they are given.
 LIMITS = {"Silence", "timeout", "timeout_at"}

@@ -10,27 +10,62 @@ from runtime.security.hosts import Hosts, host_of, is_loopback
 @pytest.mark.parametrize(
     ("header", "host"),
     [
-        ("localhost", "localhost"), ("LocalHost:8000", "localhost"), ("localhost.:80", "localhost"),
-        ("127.0.0.1:8000", "127.0.0.1"), ("[::1]:8000", "::1"), ("[::1]", "::1"), ("a-b_c.example", "a-b_c.example"),
-        ("", ""), (":80", ""), ("[::1", ""), ("[evil]", ""), ("[::1]evil", ""), ("::1", ""), ("a:b", ""), ("a/b", ""),
-        ("a b", ""), ("user@localhost", ""), ("a..b", ""), ("localhost\0", ""), ("localhost:", "localhost"),
-        ("lock\u00e0l", ""), ("localhost:8000:1", ""), ("[127.0.0.1]", ""),
+        ("localhost", "localhost"),
+        ("LocalHost:8000", "localhost"),
+        ("localhost.:80", "localhost"),
+        ("127.0.0.1:8000", "127.0.0.1"),
+        ("[::1]:8000", "::1"),
+        ("[::1]", "::1"),
+        ("a-b_c.example", "a-b_c.example"),
+        ("", ""),
+        (":80", ""),
+        ("[::1", ""),
+        ("[evil]", ""),
+        ("[::1]evil", ""),
+        ("::1", ""),
+        ("a:b", ""),
+        ("a/b", ""),
+        ("a b", ""),
+        ("user@localhost", ""),
+        ("a..b", ""),
+        ("localhost\0", ""),
+        ("localhost:", "localhost"),
+        ("lock\u00e0l", ""),
+        ("localhost:8000:1", ""),
+        ("[127.0.0.1]", ""),
     ],
-)  # fmt: skip
+)
 def test_the_name_in_a_header(header: str, host: str) -> None:
     assert host_of(header) == host
 
 
 LOOPBACK = ("localhost", "localhost:1", "a.localhost", "127.0.0.1", "127.9.9.9:80", "[::1]:80", "[::ffff:127.0.0.1]")
 OF_NETWORKS = (
-    "192.168.0.7:8000", "8.8.8.8", "[fd00::7]:8000", "router", "router:8000", "octavo-router", "printer.local",
-    "octavo-router.octavo.svc.cluster.local", "vm.zone.internal",
-)  # fmt: skip
+    "192.168.0.7:8000",
+    "8.8.8.8",
+    "[fd00::7]:8000",
+    "router",
+    "router:8000",
+    "octavo-router",
+    "printer.local",
+    "octavo-router.octavo.svc.cluster.local",
+    "vm.zone.internal",
+)
 FOREIGN = (
-    "evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "evillocalhost.com",
-    "a.svc", "evil.local.example", "x" * 300, "evil.example.", "[evil.example]", "evil example", "local.",
+    "evil.example",
+    "evil.example:8000",
+    "localhost.evil.example",
+    "127.0.0.1.evil.example",
+    "evillocalhost.com",
+    "a.svc",
+    "evil.local.example",
+    "x" * 300,
+    "evil.example.",
+    "[evil.example]",
+    "evil example",
+    "local.",
     "127.0.0.1@evil.example",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("bound", ["127.0.0.1", "::1", "localhost", "127.0.0.2"])

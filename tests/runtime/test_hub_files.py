@@ -126,8 +126,16 @@ def test_lines_come_at_each_tenth() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_999, "1.0 MB"), (93_000_000, "93.0 MB"),
-                       (5_400_000_000, "5.4 GB"), (1_200_000_000_000, "1.2 TB")]
-)  # fmt: skip
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (999_999, "1.0 MB"),
+        (93_000_000, "93.0 MB"),
+        (5_400_000_000, "5.4 GB"),
+        (1_200_000_000_000, "1.2 TB"),
+    ],
+)
 def test_sizes_are_those_of_the_hub(size: int, text: str) -> None:
     assert bytes_text(size) == text

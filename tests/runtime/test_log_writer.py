@@ -66,9 +66,13 @@ os.waitpid(child, 0)
 
 def start(script: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", script], cwd=ROOT,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", script],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def run(script: str) -> tuple[int, str]:
@@ -147,7 +151,12 @@ def test_a_slow_reader_gets_everything_that_fits(is_blocking: bool) -> None:
 def test_a_full_disk_stops_no_process() -> None:
     with open("/dev/full", "wb") as full:
         process = subprocess.run(
-            [sys.executable, "-c", LOGS_UNREAD], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=full, timeout=60, check=True,
-        )  # fmt: skip
+            [sys.executable, "-c", LOGS_UNREAD],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=full,
+            timeout=60,
+            check=True,
+        )
     assert 0 < float(process.stdout) <= NUM_LINES

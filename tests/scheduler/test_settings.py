@@ -13,9 +13,14 @@ MODEL = inference_pb2.ModelInfo(block_size=16, num_blocks=500, max_model_len=400
 
 def test_options_and_ready_become_settings():
     options = Options(
-        max_num_seqs=5, max_num_batched_tokens=5000, scheduling_policy="deadline", preemption_mode="swap",
-        max_steps_in_flight=3, enable_chunked_prefill=False, max_queued_requests=9,
-    )  # fmt: skip
+        max_num_seqs=5,
+        max_num_batched_tokens=5000,
+        scheduling_policy="deadline",
+        preemption_mode="swap",
+        max_steps_in_flight=3,
+        enable_chunked_prefill=False,
+        max_queued_requests=9,
+    )
     settings = core_settings(options, MODEL, 40)
     assert (settings.block_size, settings.num_blocks, settings.max_model_len) == (16, 500, 4000)
     assert (settings.preemption_mode, settings.num_swap_blocks, settings.max_steps_in_flight) == ("swap", 40, 3)

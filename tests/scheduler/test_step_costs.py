@@ -72,9 +72,12 @@ def test_tokens_of_prefills_cost_less_than_drafts_which_need_logits() -> None:
     # Steps of other sizes that are about as long and have drafts say how much more.
     for num_drafts in (90, 92, 95):
         with_drafts = Plan(
-            step=1, decode_rows=np.zeros(4, np.uint16), rows_with_drafts=np.array([4], np.uint16),
-            num_drafts=np.array([num_drafts], np.int32), draft_token_ids=np.zeros(num_drafts, np.int32),
-        )  # fmt: skip
+            step=1,
+            decode_rows=np.zeros(4, np.uint16),
+            rows_with_drafts=np.array([4], np.uint16),
+            num_drafts=np.array([num_drafts], np.int32),
+            draft_token_ids=np.zeros(num_drafts, np.int32),
+        )
         meter.note(with_drafts, 0.12 * with_drafts.num_tokens)
     costs = meter.take()
     assert costs is not None

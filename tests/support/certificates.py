@@ -18,10 +18,24 @@ class Authority:
         """Certificate and key of a server or client at this IP address."""
         certificate, key = self.directory / f"{name}.crt", self.directory / f"{name}.key"
         self._openssl(
-            "req", "-x509", *_NEW_KEY, "-CA", "ca.crt", "-CAkey", "ca.key", "-subj", f"/CN={name}",
-            "-addext", f"subjectAltName=IP:{ip}", "-addext", "basicConstraints=critical,CA:FALSE",
-            "-keyout", str(key), "-out", str(certificate),
-        )  # fmt: skip
+            "req",
+            "-x509",
+            *_NEW_KEY,
+            "-CA",
+            "ca.crt",
+            "-CAkey",
+            "ca.key",
+            "-subj",
+            f"/CN={name}",
+            "-addext",
+            f"subjectAltName=IP:{ip}",
+            "-addext",
+            "basicConstraints=critical,CA:FALSE",
+            "-keyout",
+            str(key),
+            "-out",
+            str(certificate),
+        )
         return certificate, key
 
     def _openssl(self, *arguments: str) -> None:

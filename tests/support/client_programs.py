@@ -140,9 +140,13 @@ async def _running(
 ) -> AsyncIterator[Process]:
     """Runs the program, with arguments after the addresses, for at most two minutes. Raises TimeoutError."""
     process = await asyncio.create_subprocess_exec(
-        *map(str, command), addresses, *arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        *map(str, command),
+        addresses,
+        *arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         env={**os.environ, **environment},
-    )  # fmt: skip
+    )
     try:
         async with asyncio.timeout(120):
             yield process

@@ -39,8 +39,12 @@ def in_child(program: str, *arguments: str, before: Any = None, wrapped: tuple[s
     """What a Python program prints, in a process of its own in which the fault is."""
     result = subprocess.run(
         [*wrapped, sys.executable, "-c", program, *arguments],
-        env=environment(), capture_output=True, text=True, check=False, preexec_fn=before,
-    )  # fmt: skip
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=before,
+    )
     assert result.returncode == 0, result.stderr
     return result.stdout
 

@@ -33,9 +33,16 @@ class Peer:
 
     def say_hello(self, instance: int = 1, *, rank: int = 0, world_size: int = 1) -> None:
         hello = step_pb2.Hello(
-            protocol_version=PROTOCOL_VERSION, octavo_version=octavo_version(), rank=rank, world_size=world_size,
-            model="hashes", block_size=8, max_num_seqs=16, max_num_batched_tokens=64, instance=instance,
-        )  # fmt: skip
+            protocol_version=PROTOCOL_VERSION,
+            octavo_version=octavo_version(),
+            rank=rank,
+            world_size=world_size,
+            model="hashes",
+            block_size=8,
+            max_num_seqs=16,
+            max_num_batched_tokens=64,
+            instance=instance,
+        )
         self.send(step_pb2.WorkerToScheduler(hello=hello))
 
     def say_ready(self, epoch: int, model: inference_pb2.ModelInfo, *, rank: int = 0) -> None:

@@ -27,11 +27,19 @@ def pool_of(folder: Path, file: str) -> descriptor_pool.DescriptorPool:
     include = Path(protoc.__file__).parent / "_proto"
     done = subprocess.run(
         [
-            sys.executable, "-m", "grpc_tools.protoc", f"-I{folder}", f"-I{include}", "--include_imports",
-            "--descriptor_set_out=/dev/stdout", file,
+            sys.executable,
+            "-m",
+            "grpc_tools.protoc",
+            f"-I{folder}",
+            f"-I{include}",
+            "--include_imports",
+            "--descriptor_set_out=/dev/stdout",
+            file,
         ],
-        check=True, capture_output=True, timeout=60,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
     pool = descriptor_pool.DescriptorPool()
     for each in descriptor_pb2.FileDescriptorSet.FromString(done.stdout).file:
         pool.Add(each)

@@ -59,12 +59,20 @@ class Up:
             output = opened.enter_context(output_to.open("w")) if output_to else subprocess.PIPE
             self.process = subprocess.Popen(
                 [
-                    *command, "up", f"--runtime-dir={self.runtime_dir}", f"--port={self.port}",
-                    f"--metrics-port={metrics_port}", *flags,
+                    *command,
+                    "up",
+                    f"--runtime-dir={self.runtime_dir}",
+                    f"--port={self.port}",
+                    f"--metrics-port={metrics_port}",
+                    *flags,
                 ],
-                cwd=directory if real else FAKES, env=environment(**env), text=True,
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            )  # fmt: skip
+                cwd=directory if real else FAKES,
+                env=environment(**env),
+                text=True,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 

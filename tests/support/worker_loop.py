@@ -45,14 +45,25 @@ class RunningWorker:
         with zmq.Context() as context:
             link = Link(context, self.endpoint, None, timeout=self._timeout)
             heartbeat = HeartbeatThread(
-                context, heartbeat_endpoint(self.endpoint), None, self.status,
-                rank=0, instance=42, timeout=self._timeout, on_loss=self.wakeup.notify,
-            )  # fmt: skip
+                context,
+                heartbeat_endpoint(self.endpoint),
+                None,
+                self.status,
+                rank=0,
+                instance=42,
+                timeout=self._timeout,
+                on_loss=self.wakeup.notify,
+            )
             heartbeat.start()
             loop = WorkerLoop(
-                hello=HELLO, link=link, heartbeat=heartbeat, status=self.status, wakeup=self.wakeup,
-                metrics=self.metrics, build=self._build,
-            )  # fmt: skip
+                hello=HELLO,
+                link=link,
+                heartbeat=heartbeat,
+                status=self.status,
+                wakeup=self.wakeup,
+                metrics=self.metrics,
+                build=self._build,
+            )
             try:
                 self._exit_codes.append(loop.run())
             finally:

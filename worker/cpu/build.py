@@ -100,8 +100,11 @@ def build_cpu_runner(
     options = with_block_size(options, loaded.config, backend.kv_cache_dtype)
     _log.info(
         "weights are loaded, in %.2f s: %.2f GiB, quantization %s, computed by %s",
-        time.monotonic() - start, loaded.model.weight_bytes / 2**30, loaded.quantization, backend.name,
-    )  # fmt: skip
+        time.monotonic() - start,
+        loaded.model.weight_bytes / 2**30,
+        loaded.quantization,
+        backend.name,
+    )
     draft = load_draft_model(options, draft_source) if draft_source is not None and drafts_here else None
     head = load_cpu_head(options, head_source, loaded) if head_source is not None and drafts_here else None
     if backend.native is not None:
@@ -180,10 +183,15 @@ def _items(options: Options, encoder: Encoder, memory: ItemMemory) -> Items:
     _log.info(
         "images and videos: the encoder's weights take %.2f GiB, and items %.2f GiB, %s kv_cache_memory=%g; the "
         "largest of up to %d tokens is %s; to decode one image of max_item_pixels=%d takes up to %.2f GiB more",
-        encoder.weight_bytes / 2**30, memory.num_bytes / 2**30,
-        "of" if items_share_cache(options) else "beside", options.kv_cache_memory, sizes.most_tokens, sizes.description,
-        options.max_item_pixels, _decoding_bytes(options) / 2**30,
-    )  # fmt: skip
+        encoder.weight_bytes / 2**30,
+        memory.num_bytes / 2**30,
+        "of" if items_share_cache(options) else "beside",
+        options.kv_cache_memory,
+        sizes.most_tokens,
+        sizes.description,
+        options.max_item_pixels,
+        _decoding_bytes(options) / 2**30,
+    )
     if not items_share_cache(options):
         _warn_of_memory(options, memory)
     sizes.warn_of_refusals()
@@ -207,5 +215,7 @@ def _warn_of_memory(options: Options, memory: ItemMemory) -> None:
             "the largest image or video, an image that is decoded and the KV blocks may take %.1f GiB together, and "
             "%.1f GiB are available: use a lower limit_mm_per_prompt, such as %s, or a lower max_model_len or "
             "max_item_pixels",
-            needed / 2**30, available / 2**30, LOWER_LIMITS,
-        )  # fmt: skip
+            needed / 2**30,
+            available / 2**30,
+            LOWER_LIMITS,
+        )

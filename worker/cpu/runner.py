@@ -101,9 +101,11 @@ class Runner:
         self._layers = [*kv_cache.layers, *more_layers]
         self._swap_space = SwapSpace(kv_cache, num_swap_blocks, more_layers)
         self._batch = InputBatch(
-            max_tokens=rows.max_num_batched_tokens, max_rows=rows.max_num_seqs, max_blocks=rows.block_ids_RB.shape[1],
+            max_tokens=rows.max_num_batched_tokens,
+            max_rows=rows.max_num_seqs,
+            max_blocks=rows.block_ids_RB.shape[1],
             has_axes=rows.items is not None and rows.items.tokens.has_axes,
-        )  # fmt: skip
+        )
         kernels = model.backend.native
         self._decodes = None if kernels is None else Decodes(kernels, rows, self._batch)
         self._without_others, self._max_steps_in_flight = without_others or Groups(), max_steps_in_flight

@@ -48,8 +48,10 @@ class ItemSizes:
         if self.cache_size < self.num_embeddings:
             _log.warning(
                 "encoder_cache_size=%d: items of more embeddings are refused, and limit_mm_per_prompt allows ones of "
-                "%d", self.cache_size, self.num_embeddings,
-            )  # fmt: skip
+                "%d",
+                self.cache_size,
+                self.num_embeddings,
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

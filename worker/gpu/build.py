@@ -134,8 +134,12 @@ def build_gpu_runner(
     backend = loaded.model.backend
     _log.info(
         "weights are loaded on %s, in %.2f s: %.2f GiB, quantization %s, computed by %s",
-        device.name, time.monotonic() - start, loaded.model.weight_bytes / 2**30, loaded.quantization, backend.name,
-    )  # fmt: skip
+        device.name,
+        time.monotonic() - start,
+        loaded.model.weight_bytes / 2**30,
+        loaded.quantization,
+        backend.name,
+    )
     draft = None
     if draft_source is not None and backend.shard.is_first:
         with out_of_memory(lambda: _weights_error(options, device, draft_source.files, rank)):

@@ -65,26 +65,34 @@ class GpuEngine:
         num_logits = most_logits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
         self._max_rows, self._most_drafts, self._has_axes = max_num_seqs, most_drafts, has_axes
         layout = StepLayout(
-            max_rows=max_num_seqs, max_tokens=max_num_batched_tokens, max_scored=num_logits if most_drafts else 0,
+            max_rows=max_num_seqs,
+            max_tokens=max_num_batched_tokens,
+            max_scored=num_logits if most_drafts else 0,
             has_axes=has_axes,
-        )  # fmt: skip
+        )
         self._staging = Staging(device, layout, max_steps_in_flight)
         self._memory = device_memory(device, layout)
         self._arrays = layout.arrays(self._memory)
         gpu, max_blocks = device.torch_device, -(-max_model_len // kv_cache.block_size)
         self._rows = DeviceRows(gpu, max_num_seqs=max_num_seqs, max_blocks=max_blocks)
         self._sampler = Sampler(
-            gpu, self._rows, max_rows=max_num_seqs, max_tokens=max_num_batched_tokens, vocab_size=vocab_size,
+            gpu,
+            self._rows,
+            max_rows=max_num_seqs,
+            max_tokens=max_num_batched_tokens,
+            vocab_size=vocab_size,
             most_drafts=most_drafts,
-        )  # fmt: skip
+        )
         self._token_ids_T = torch.zeros(max_num_batched_tokens, dtype=torch.int32, device=gpu)
         self._positions_T = torch.zeros(max_num_batched_tokens, dtype=torch.int32, device=gpu)
         self._slots_T = torch.zeros(max_num_batched_tokens, dtype=torch.int64, device=gpu)
         self._logits = StepLogits(model, num_logits, vocab_size)
         model.reserve(
-            max_tokens=max_num_batched_tokens, max_rows=max_num_seqs, max_context=max_model_len,
+            max_tokens=max_num_batched_tokens,
+            max_rows=max_num_seqs,
+            max_context=max_model_len,
             most_queries=most_drafts + 1,
-        )  # fmt: skip
+        )
         self._pad()
 
     def begin(self, inputs: StepInputs) -> PendingStep:
@@ -312,11 +320,18 @@ class GpuEngine:
             max_query_len=max_query_len,
         )
         expand(
-            batch.rows_S, batch.query_starts, batch.context_lens_S, arrays.token_ids_T[:num_tokens],
-            self._rows.last_tokens_R, batch.block_tables_RB, block_size=self._kv_cache.block_size,
-            token_ids_T=batch.token_ids_T, positions_T=batch.positions_T, slots_T=batch.slots_T,
+            batch.rows_S,
+            batch.query_starts,
+            batch.context_lens_S,
+            arrays.token_ids_T[:num_tokens],
+            self._rows.last_tokens_R,
+            batch.block_tables_RB,
+            block_size=self._kv_cache.block_size,
+            token_ids_T=batch.token_ids_T,
+            positions_T=batch.positions_T,
+            slots_T=batch.slots_T,
             shifts_S=arrays.rope_shifts_R[:num_rows] if self._has_axes else None,
-        )  # fmt: skip
+        )
         return batch
 
     def _pad(self) -> None:

@@ -98,9 +98,12 @@ class GpuExecutor:
         first step. Addresses stay fixed until more is reserved."""
         self._workspace.reserve(max_tokens)
         self._plans = GpuAttentionPlans(
-            self.model.config, self.backend, max_num_seqs=max_rows, max_context_len=max_context,
+            self.model.config,
+            self.backend,
+            max_num_seqs=max_rows,
+            max_context_len=max_context,
             most_queries=most_queries,
-        )  # fmt: skip
+        )
 
     def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Residual:
         """Computes the batch's tokens and writes their KV. Returns the residual stream after the last layer, [T, E], in

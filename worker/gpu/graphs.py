@@ -291,8 +291,10 @@ def graph_memory_estimate(
     gc.collect()  # as `CapturedGraphs.capture` does
     with_drafts = partial(graphs.capture_decodes, drafts=True)
     for captured, capture in (
-        (sizes.pieces, graphs.capture_pieces), (sizes.drafts, with_drafts), (sizes.decodes, graphs.capture_decodes)
-    ):  # fmt: skip
+        (sizes.pieces, graphs.capture_pieces),
+        (sizes.drafts, with_drafts),
+        (sizes.decodes, graphs.capture_decodes),
+    ):
         costs = [capture(size) for size in captured[:-3:-1]]
         total += sum(costs) + sum(costs[-1:]) * (len(captured) - len(costs))
     return total

@@ -96,9 +96,7 @@ def _tensors(results: torch.Tensor, asked: AskedLogprobs | None, places: Sequenc
     assert asked is not None
     chosen, ranks, top_ids, top = (results[place] for place in places)
     shape = len(asked.positions_Q), asked.num_top
-    return LogprobTensors(
-        chosen.view(torch.float32), ranks, top_ids.view(shape), top.view(torch.float32).view(shape)
-    )  # fmt: skip
+    return LogprobTensors(chosen.view(torch.float32), ranks, top_ids.view(shape), top.view(torch.float32).view(shape))
 
 
 def _logprobs(results: np.ndarray, asked: AskedLogprobs | None, places: Sequence[slice]) -> Logprobs | None:

@@ -47,9 +47,7 @@ class ScoredPositions:
         rows_N = inputs.rows_S[inputs.sampling_N]
         last_N = inputs.query_starts[1:][inputs.sampling_N].astype(np.int64) - 1
         if inputs.num_drafts_N is None:
-            return cls(
-                rows_N=rows_N, rows_L=rows_N, output_positions_L=inputs.output_positions_N, tokens_L=last_N
-            )  # fmt: skip
+            return cls(rows_N=rows_N, rows_L=rows_N, output_positions_L=inputs.output_positions_N, tokens_L=last_N)
         counts_N = inputs.num_drafts_N.astype(np.int64)
         num_drafts = int(counts_N.max(initial=0))
         row_L = np.arange(len(rows_N)).repeat(counts_N + 1)
@@ -217,7 +215,7 @@ class Sampler:
             drafts=None if drafts is None or only_decodes else (slot.add(drafts.inputs_L), slot.add(drafts.starts_N1)),
             counts=self._adjustments.stage_counts(scored.rows_N, slot),
             asked=AskedLogprobs(asked_Q, num_top) if len(asked_Q) else None,
-        )  # fmt: skip
+        )
 
     def _stage_adjusted(
         self, scored: ScoredPositions, adjusts_L: np.ndarray, start: int, slice_size: int, slot: StepSlot

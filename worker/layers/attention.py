@@ -127,13 +127,25 @@ class Attention:
             both = slice(2 * local.rows_of("q").start, 2 * local.rows_of("q").stop)
             names[f"{prefix}.q_proj"] = both
             self._gate = load_linear(
-                reader, [f"{prefix}.q_proj"], bias=config.qkv_bias, backend=backend, norm=norm, eps=eps,
-                reorder=lambda name, rows: _halves(rows, config.head_size)[1], outputs=lambda name: both,
-            )  # fmt: skip
+                reader,
+                [f"{prefix}.q_proj"],
+                bias=config.qkv_bias,
+                backend=backend,
+                norm=norm,
+                eps=eps,
+                reorder=lambda name, rows: _halves(rows, config.head_size)[1],
+                outputs=lambda name: both,
+            )
         self._qkv = load_linear(
-            reader, [*names], bias=config.qkv_bias, backend=backend, norm=norm, eps=eps, reorder=heads,
+            reader,
+            [*names],
+            bias=config.qkv_bias,
+            backend=backend,
+            norm=norm,
+            eps=eps,
+            reorder=heads,
             outputs=names.__getitem__,
-        )  # fmt: skip
+        )
         self._o = load_linear(
             reader, [f"{prefix}.o_proj"], bias=config.attention_output_bias, backend=backend, inputs=local.rows_of("q")
         )

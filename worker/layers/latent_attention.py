@@ -47,9 +47,15 @@ class LatentAttention:
         first["kv_a_proj_with_mqa"] = slice(0, latent.entry_size)
         parts = {f"{prefix}.{name}": part for name, part in first.items()}
         self._first = load_linear(
-            reader, [*parts], bias=False, backend=backend, norm=norm, eps=config.rms_norm_eps, reorder=ordered,
+            reader,
+            [*parts],
+            bias=False,
+            backend=backend,
+            norm=norm,
+            eps=config.rms_norm_eps,
+            reorder=ordered,
             outputs=parts.__getitem__,
-        )  # fmt: skip
+        )
         self._query_norm = self._query = None
         if latent.query_rank is not None:
             self._query_norm = Norm(f"{prefix}.q_a_layernorm", _EPS, reader, backend)

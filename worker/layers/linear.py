@@ -92,9 +92,15 @@ def _packed(
     """Makes a layer of weights that an earlier start has packed, or else of `weight()`."""
     kept = reader.packed(names)
     linear = PackedLinear(
-        weight() if kept is None else kept, bias_O, backend, norm_I=norm_I, eps=eps, gated=gated, activation=activation,
+        weight() if kept is None else kept,
+        bias_O,
+        backend,
+        norm_I=norm_I,
+        eps=eps,
+        gated=gated,
+        activation=activation,
         soft_cap=soft_cap,
-    )  # fmt: skip
+    )
     if kept is None and linear.packed is not None:
         reader.keep(names, linear.packed)
     return linear

@@ -39,9 +39,16 @@ class GatedMLP:
         names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
         part = backend.shard.of(config.intermediate_size, "intermediate_size")
         self._gate_up = load_linear(
-            reader, names, bias=config.mlp_bias, backend=backend, norm=norm, eps=config.rms_norm_eps, gated=True,
-            activation=config.activation, outputs=lambda name: part,
-        )  # fmt: skip
+            reader,
+            names,
+            bias=config.mlp_bias,
+            backend=backend,
+            norm=norm,
+            eps=config.rms_norm_eps,
+            gated=True,
+            activation=config.activation,
+            outputs=lambda name: part,
+        )
         self._down = load_linear(reader, [f"{prefix}.down_proj"], bias=config.mlp_bias, backend=backend, inputs=part)
 
     @staticmethod

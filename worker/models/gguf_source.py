@@ -22,9 +22,23 @@ from worker.weights.quantization.kinds import Quantization
 from worker.weights.reader import Shape, WeightsError, some
 
 QUANTIZATIONS = (
-    Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q2_K, Kind.Q3_K,
-    Kind.Q4_K, Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL, Kind.IQ4_XS, Kind.MXFP4,
-)  # fmt: skip
+    Kind.F32,
+    Kind.F16,
+    Kind.BF16,
+    Kind.Q8_0,
+    Kind.Q4_0,
+    Kind.Q4_1,
+    Kind.Q5_0,
+    Kind.Q5_1,
+    Kind.Q2_K,
+    Kind.Q3_K,
+    Kind.Q4_K,
+    Kind.Q5_K,
+    Kind.Q6_K,
+    Kind.IQ4_NL,
+    Kind.IQ4_XS,
+    Kind.MXFP4,
+)
 ROPE_FACTORS = "rope_freqs.weight"
 # A tensor without the suffix .weight, and a weight that files store as a vector.
 SINKS, _SHARED_GATE = "self_attn.sinks", ".shared_expert_gate.weight"

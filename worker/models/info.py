@@ -165,9 +165,16 @@ def log_ready(info: inference_pb2.ModelInfo, *, seconds: float, num_swap_blocks:
     """Logs that the worker is ready. seconds: how long the start took."""
     _log.info(
         "%s (%s, %s) ready in %.1f s: %d KV blocks of %d tokens (and %d for swap), max_model_len %d, fingerprint %s",
-        info.name, info.architecture, info.dtype, seconds, info.num_blocks, info.block_size, num_swap_blocks,
-        info.max_model_len, info.fingerprint,
-    )  # fmt: skip
+        info.name,
+        info.architecture,
+        info.dtype,
+        seconds,
+        info.num_blocks,
+        info.block_size,
+        num_swap_blocks,
+        info.max_model_len,
+        info.fingerprint,
+    )
 
 
 def check_states(options: Options, config: ModelConfig) -> None:
@@ -295,8 +302,12 @@ def resolve_max_model_len(
         )
     _log.warning(
         "max_model_len is %d, not the model's %d: the KV cache has %d blocks of %d tokens; raise %s for more",
-        held, longest, num_blocks, options.block_size, cache_option,
-    )  # fmt: skip
+        held,
+        longest,
+        num_blocks,
+        options.block_size,
+        cache_option,
+    )
     return held
 
 

@@ -106,9 +106,17 @@ class GroupClass(Protocol[_GroupT]):
     """worker.parallel.gloo.GlooGroup, and other classes with the same constructor."""
 
     def __call__(
-        self, name: str, store: Store, rank: int, size: int, /, *,
-        host: str, connect_timeout: float, call_timeout: float,
-    ) -> _GroupT: ...  # fmt: skip
+        self,
+        name: str,
+        store: Store,
+        rank: int,
+        size: int,
+        /,
+        *,
+        host: str,
+        connect_timeout: float,
+        call_timeout: float,
+    ) -> _GroupT: ...
 
 
 def connect_ranks(
@@ -138,9 +146,14 @@ def connect_ranks(
         """members: global ranks."""
         name = f"{kind} of ranks {', '.join(map(str, members))}"
         return group(
-            name, PrefixStore(name, store), members.index(global_rank), len(members),
-            host=host, connect_timeout=_CONNECT_S, call_timeout=call_timeout,
-        )  # fmt: skip
+            name,
+            PrefixStore(name, store),
+            members.index(global_rank),
+            len(members),
+            host=host,
+            connect_timeout=_CONNECT_S,
+            call_timeout=call_timeout,
+        )
 
     first = global_rank - rank
     # All ranks connect their groups in this order, so that they do not deadlock.

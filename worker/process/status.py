@@ -190,9 +190,13 @@ class HeartbeatThread(threading.Thread):
     def _send(self, dealer: zmq.Socket) -> None:
         now = self._status.snapshot()
         beat = step_pb2.Heartbeat(
-            rank=self._rank, epoch=now.epoch, state=now.state, step=now.step, instance=self._instance,
+            rank=self._rank,
+            epoch=now.epoch,
+            state=now.state,
+            step=now.step,
+            instance=self._instance,
             progress=now.progress,
-        )  # fmt: skip
+        )
         try:
             dealer.send(beat.SerializeToString(), zmq.NOBLOCK)
         except zmq.Again:

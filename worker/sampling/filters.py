@@ -130,6 +130,11 @@ class DeviceFilters:
     ) -> None:
         """Chooses tokens_L, see kernels.sampling.triton.sample. kind: one that serves all these rows."""
         self._sample(
-            logits_LV, rows_L, positions_L, self._columns, tokens_L,
-            draws=kind is not SamplingKind.GREEDY, filters=kind is SamplingKind.FILTERS,
-        )  # fmt: skip
+            logits_LV,
+            rows_L,
+            positions_L,
+            self._columns,
+            tokens_L,
+            draws=kind is not SamplingKind.GREEDY,
+            filters=kind is SamplingKind.FILTERS,
+        )

@@ -29,7 +29,7 @@ _DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "U8": torch.uint8,
-}  # fmt: skip
+}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LENGTH = struct.Struct("<Q")
 _LONGEST_HEADER = 64 * 2**20
@@ -200,8 +200,9 @@ class WeightCache:
         if num_bytes > self._max_bytes:
             _log.info(
                 "packed weights are not kept for the next start: they take %.2f GiB, weight_cache allows %.2f",
-                num_bytes / 2**30, self._max_bytes / 2**30,
-            )  # fmt: skip
+                num_bytes / 2**30,
+                self._max_bytes / 2**30,
+            )
             return
         try:
             with self._locked() as is_ours:
@@ -211,8 +212,10 @@ class WeightCache:
         except OSError as error:
             _log.warning(
                 "packed weights cannot be kept for the next start: %s; free some space, set OCTAVO_CACHE_DIR to a "
-                "directory with %.1f GiB, or set weight_cache=0", error, 2 * num_bytes / 2**30,
-            )  # fmt: skip
+                "directory with %.1f GiB, or set weight_cache=0",
+                error,
+                2 * num_bytes / 2**30,
+            )
 
     def _file(self, model: PackedModel) -> Path:
         return self.directory / f"{model.stem}-{_sources_digest()}{_SUFFIX}"

@@ -132,8 +132,10 @@ class SourceReader:
             self._lacks_kv_scales = True
             _log.warning(
                 "%s has no k_scale and v_scale for %s: its KV is stored in e4m3 with scale 1, and numbers beyond 448 "
-                "are clipped; kv_cache_dtype=auto avoids this", self._source.path, attention,
-            )  # fmt: skip
+                "are clipped; kv_cache_dtype=auto avoids this",
+                self._source.path,
+                attention,
+            )
         return scales
 
     def packed(self, names: Sequence[str]) -> PackedWeight | None:
@@ -183,8 +185,10 @@ class SourceReader:
             self._has_unkept = True
             _log.info(
                 "%s: no kernel keeps %s as it is stored, so it is dequantized to %s, and so are others like it",
-                self._source.path, name, str(self._dtype).removeprefix("torch."),
-            )  # fmt: skip
+                self._source.path,
+                name,
+                str(self._dtype).removeprefix("torch."),
+            )
         floats_OI = self._floats(name, outputs)
         return floats_OI if inputs is None else columns_of(floats_OI, inputs)
 

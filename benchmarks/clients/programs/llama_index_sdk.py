@@ -21,9 +21,14 @@ class Capital(BaseModel):
 
 def model(*, is_chat_model: bool, **options: object) -> OpenAILike:
     return OpenAILike(
-        model=CASE.model, api_base=f"{CASE.url}/v1", api_key=CASE.key, temperature=0,
-        is_chat_model=is_chat_model, context_window=2048, **{"max_tokens": CASE.max_tokens, **options},
-    )  # fmt: skip
+        model=CASE.model,
+        api_base=f"{CASE.url}/v1",
+        api_key=CASE.key,
+        temperature=0,
+        is_chat_model=is_chat_model,
+        context_window=2048,
+        **{"max_tokens": CASE.max_tokens, **options},
+    )
 
 
 def main() -> None:

@@ -52,8 +52,10 @@ class Browser:
         shell = f'exec "$0" "$@" 3<&{its_in} 4>&{its_out}'
         self._process = subprocess.Popen(
             ["bash", "-c", shell, program, *_FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}"],
-            pass_fds=(its_in, its_out), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+            pass_fds=(its_in, its_out),
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
         os.close(its_in)
         os.close(its_out)
         self._commands, self._answers = os.fdopen(commands, "wb", buffering=0), os.fdopen(answers, "rb", buffering=0)

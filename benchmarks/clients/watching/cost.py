@@ -61,10 +61,11 @@ def count_page(running: Cluster) -> dict[str, float]:
         feeds = [url for url in page.requests if url.endswith(FEED)]
         assert len(feeds) == 1, f"a page opens {len(feeds)} feeds"
         return {
-            "requests": opening[0], "bytes": opening[1],
+            "requests": opening[0],
+            "bytes": opening[1],
             "requests_per_s": (len(page.requests) - opening[0]) / seconds,
             "bytes_per_s": (page.num_bytes - opening[1]) / seconds,
-        }  # fmt: skip
+        }
 
 
 def num_tokens(running: Cluster) -> int:

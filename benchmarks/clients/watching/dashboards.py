@@ -59,10 +59,13 @@ class Prometheus:
         file.write_text(yaml.safe_dump(config))
         self._process = subprocess.Popen(
             [
-                "prometheus", f"--config.file={file}", f"--storage.tsdb.path={directory}/data",
-                f"--web.listen-address={HOST}:{_PORT}", "--log.level=error",
+                "prometheus",
+                f"--config.file={file}",
+                f"--storage.tsdb.path={directory}/data",
+                f"--web.listen-address={HOST}:{_PORT}",
+                "--log.level=error",
             ]
-        )  # fmt: skip
+        )
 
     def query(self, expression: str) -> list[Any]:
         """Returns the series that have a value now."""

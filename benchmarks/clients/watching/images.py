@@ -93,8 +93,10 @@ class ImageChecks(Checks):
         self.ask("What is this?")
         found = self.whole()
         messages: list[Any] = [{"role": "user", "content": _content("What is this?", file)}]
-        answers = {image.name: self._answer([{"role": "user", "content": _content("What is this?", image)}])
-                   for image in (file, other)}  # fmt: skip
+        answers = {
+            image.name: self._answer([{"role": "user", "content": _content("What is this?", image)}])
+            for image in (file, other)
+        }
         assert answers[file.name] != answers[other.name], "the model does not tell these images apart"
         assert found == self._shown(answers[file.name]), f"{found!r}, and the API: {answers[file.name]!r}"
         assert self.page.run(_SENT) == 1
@@ -123,8 +125,10 @@ class ImageChecks(Checks):
         assert large.stat().st_size > _MOST_MIB * 2**20, "the large image is too small"
         seen = []
         for file, wanted in (
-            (text, "text/plain: use PNG"), (broken, "can't be read as an image"), (large, "an image may have 103 KiB"),
-        ):  # fmt: skip
+            (text, "text/plain: use PNG"),
+            (broken, "can't be read as an image"),
+            (large, "an image may have 103 KiB"),
+        ):
             self.page.drop(".log", [file])
             seen.append(self.page.wait(f"{_REFUSAL}.includes({json.dumps(wanted)}) && {_REFUSAL}"))
             assert self.page.run(_COMPOSED) == 0
@@ -163,9 +167,13 @@ class ImageChecks(Checks):
     def _answer(self, messages: Sequence[Any]) -> str:
         """Returns the API's answer with the page's settings."""
         body = {
-            "messages": messages, "temperature": 1, "seed": _SEED, "max_tokens": _MAX_TOKENS, "logprobs": True,
+            "messages": messages,
+            "temperature": 1,
+            "seed": _SEED,
+            "max_tokens": _MAX_TOKENS,
+            "logprobs": True,
             "top_logprobs": 5,
-        }  # fmt: skip
+        }
         with closing(http.client.HTTPConnection(HOST, self.running.http_port, timeout=60)) as connection:
             headers = {"content-type": "application/json"}
             connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)

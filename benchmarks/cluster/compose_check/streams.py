@@ -61,9 +61,10 @@ async def run_streams(ports: Ports, disturb: Callable[[], None] | None = None) -
             tasks.create_task(stream)
             for i in range(len(_PROMPTS))
             for stream in (
-                _stream_grpc(grpc_client, i, outcomes[2 * i]), _stream_http(http_client, i, outcomes[2 * i + 1]),
+                _stream_grpc(grpc_client, i, outcomes[2 * i]),
+                _stream_http(http_client, i, outcomes[2 * i + 1]),
             )
-        ]  # fmt: skip
+        ]
         if disturb is not None:
             while any(outcome.num_pieces < _UNDER_WAY for outcome in outcomes):
                 if any(task.done() for task in running):
@@ -85,9 +86,14 @@ async def _stream_grpc(client: AsyncClient, index: int, outcome: Outcome) -> Non
 async def _stream_http(client: httpx.AsyncClient, index: int, outcome: Outcome) -> None:
     """A broken connection is an outcome, not an exception: HTTP has no resumption."""
     body = {
-        "model": "", "prompt": _PROMPTS[index], "max_tokens": _TOKENS, "ignore_eos": True, "stream": True,
-        "temperature": _TEMPERATURES[index], "seed": index + 1,
-    }  # fmt: skip
+        "model": "",
+        "prompt": _PROMPTS[index],
+        "max_tokens": _TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+        "temperature": _TEMPERATURES[index],
+        "seed": index + 1,
+    }
     text, ended = "", False
     try:
         async with client.stream("POST", "/v1/completions", json=body) as answer:

@@ -54,9 +54,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Checks decoders of transformers.")
     parser.add_argument("--only", default="", help="comma-separated model types")
     parser.add_argument(
-        "--head-dim", type=int, default=0, help="16: a size of heads that caches have, so that more modules are "
+        "--head-dim",
+        type=int,
+        default=0,
+        help="16: a size of heads that caches have, so that more modules are "
         "exchanged by their formulas; default: sizes that are none",
-    )  # fmt: skip
+    )
     parser.add_argument("--tensor-parallel", action="store_true", help="run real workers, too")
     parser.add_argument("--page", type=Path, help="write the table of models there")
     parser.add_argument("--json", action="store_true", help="a line for each class")

@@ -83,10 +83,25 @@ def _outputs_are_equal(directory: Path) -> bool:
 def _measured(directory: Path, impl: str, dtype: str, streams: str) -> dict[int, float]:
     """Returns output tokens per second by the number of streams."""
     command = [
-        sys.executable, "-c", "from octavo.cli.main import main; main()", "bench", "throughput",
-        "--model", str(directory), "--model-impl", impl, "--dtype", dtype, "--concurrency", streams,
-        "--prompt-len", "128", "--output-len", "128", "--json",
-    ]  # fmt: skip
+        sys.executable,
+        "-c",
+        "from octavo.cli.main import main; main()",
+        "bench",
+        "throughput",
+        "--model",
+        str(directory),
+        "--model-impl",
+        impl,
+        "--dtype",
+        dtype,
+        "--concurrency",
+        streams,
+        "--prompt-len",
+        "128",
+        "--output-len",
+        "128",
+        "--json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {line["concurrency"]: line["output_tok_s"] for line in lines}

@@ -12,11 +12,28 @@ from collections.abc import Callable
 from pathlib import Path
 
 _PACKAGES = (
-    "torch==2.13.0", "numpy", "safetensors", "packaging", "compressed-tensors==0.20.0", "bitsandbytes==0.50.2",
+    "torch==2.13.0",
+    "numpy",
+    "safetensors",
+    "packaging",
+    "compressed-tensors==0.20.0",
+    "bitsandbytes==0.50.2",
     # What the next two import.
-    "accelerate", "datasets", "defuser", "device-smi", "logbar", "pillow", "protobuf", "pypcre", "requests",
-    "threadpoolctl", "tokenicer", "torchao", "triton", "zstandard",
-)  # fmt: skip
+    "accelerate",
+    "datasets",
+    "defuser",
+    "device-smi",
+    "logbar",
+    "pillow",
+    "protobuf",
+    "pypcre",
+    "requests",
+    "threadpoolctl",
+    "tokenicer",
+    "torchao",
+    "triton",
+    "zstandard",
+)
 # GPTQModel asks for a newer PyTorch than it needs to dequantize.
 _ALONE = ("gptqmodel==7.7.0", "autoawq==0.2.9")
 
@@ -108,8 +125,11 @@ def _bitsandbytes(tensors: dict, config: dict) -> Callable:
 
 
 _LIBRARIES = {
-    "awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed_tensors, "bitsandbytes": _bitsandbytes,
-}  # fmt: skip
+    "awq": _awq,
+    "gptq": _gptq,
+    "compressed-tensors": _compressed_tensors,
+    "bitsandbytes": _bitsandbytes,
+}
 
 
 def _main(checkpoint: Path, out: Path) -> None:

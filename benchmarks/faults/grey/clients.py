@@ -31,9 +31,14 @@ class ClientProcess:
 
     async def __aenter__(self) -> "ClientProcess":
         self._child = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", __name__, *self._arguments,
-            cwd=ROOT, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            __name__,
+            *self._arguments,
+            cwd=ROOT,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
         self.process = psutil.Process(self._child.pid)
         return self
 

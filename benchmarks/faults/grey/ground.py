@@ -81,14 +81,23 @@ def standing(directory: Path, *flags: str, has_weights: bool) -> Iterator[Ground
         seen_at = _addresses(relayed, "")
         cluster = held.enter_context(
             Cluster(
-                directory, *FLAGS, f"--trace={disk.path / 'run.trace'}", f"--curve-dir={directory / 'keys'}",
+                directory,
+                *FLAGS,
+                f"--trace={disk.path / 'run.trace'}",
+                f"--curve-dir={directory / 'keys'}",
                 f"--scheduler-addresses={','.join(_addresses(own, ''))}",
-                f"--step-addresses={','.join(_addresses(own + 1, 'tcp://'))}", *flags,
-                num_replicas=NUM_REPLICAS, num_stages=NUM_STAGES, num_routers=NUM_ROUTERS, seen_at=seen_at,
-                runtime_dir=disk.path / "runtime", output_to=disk.path / "octavo.log",
-                command=_command(seen_at, _addresses(relayed + 1, "tcp://")), **environment,
+                f"--step-addresses={','.join(_addresses(own + 1, 'tcp://'))}",
+                *flags,
+                num_replicas=NUM_REPLICAS,
+                num_stages=NUM_STAGES,
+                num_routers=NUM_ROUTERS,
+                seen_at=seen_at,
+                runtime_dir=disk.path / "runtime",
+                output_to=disk.path / "octavo.log",
+                command=_command(seen_at, _addresses(relayed + 1, "tcp://")),
+                **environment,
             )
-        )  # fmt: skip
+        )
         cluster.wait_until_all_serve()
         yield Ground(
             cluster=cluster,

@@ -17,11 +17,18 @@ _MOST_IMAGES, _MOST_EMBEDDINGS = 3, 40
 # Prompts are computed in chunks that end inside images. Few KV blocks are there, so that streams are preempted, and the
 # encoder's cache has no room for two streams' images.
 FLAGS = (
-    "--dtype=float32", "--worker-threads=1", "--max-num-seqs=12", "--max-model-len=1024", "--num-blocks-override=180",
-    "--max-num-batched-tokens=64", "--max-num-encoder-input-tokens=64", "--encoder-cache-size=100",
-    f'--limit-mm-per-prompt={{"image": {_MOST_IMAGES}, "video": 0}}', "--scheduling-policy=priority",
+    "--dtype=float32",
+    "--worker-threads=1",
+    "--max-num-seqs=12",
+    "--max-model-len=1024",
+    "--num-blocks-override=180",
+    "--max-num-batched-tokens=64",
+    "--max-num-encoder-input-tokens=64",
+    "--encoder-cache-size=100",
+    f'--limit-mm-per-prompt={{"image": {_MOST_IMAGES}, "video": 0}}',
+    "--scheduling-policy=priority",
     "--max-restarts=1000",
-)  # fmt: skip
+)
 
 _SHARED_IMAGES = 6
 _FORMATS = ("PNG", "JPEG", "WEBP")

@@ -28,14 +28,51 @@ _GOOD: tuple[dict[str, Any], ...] = (
 _PLACES = ("custom_id", "method", "url", "body", "stream", "unknown", "")
 # In JSON, or nearly.
 _VALUES = (
-    b"null", b"true", b"0", b"-1", b"1e999", b"-1e-999", b"1" * 5000, b"0." + b"1" * 5000, b"NaN", b"01", b'""', b'"a"',
-    b'"\xff"', b'"\xed\xa0\x80"', b'"\\ud800"', b'"\\udc00x"', b'"\\ud83d\\ude00"', b'"\\u0000"', b'"\0"', b'"\\q"',
-    b'"' + b"z" * 3000 + b'"', b'"\xe2\x80\xa8\xc2\x85"', b"[]", b"{}", b"[" * 900 + b"]" * 900, b"[" * 9000,
-    b"[[],[]]", b'{"a":' * 700 + b"1" + b"}" * 700, b'{"stream":true}', b'{"stream":"\xff","prompt":1}', b'{"\xff":1}',
-)  # fmt: skip
+    b"null",
+    b"true",
+    b"0",
+    b"-1",
+    b"1e999",
+    b"-1e-999",
+    b"1" * 5000,
+    b"0." + b"1" * 5000,
+    b"NaN",
+    b"01",
+    b'""',
+    b'"a"',
+    b'"\xff"',
+    b'"\xed\xa0\x80"',
+    b'"\\ud800"',
+    b'"\\udc00x"',
+    b'"\\ud83d\\ude00"',
+    b'"\\u0000"',
+    b'"\0"',
+    b'"\\q"',
+    b'"' + b"z" * 3000 + b'"',
+    b'"\xe2\x80\xa8\xc2\x85"',
+    b"[]",
+    b"{}",
+    b"[" * 900 + b"]" * 900,
+    b"[" * 9000,
+    b"[[],[]]",
+    b'{"a":' * 700 + b"1" + b"}" * 700,
+    b'{"stream":true}',
+    b'{"stream":"\xff","prompt":1}',
+    b'{"\xff":1}',
+)
 _LINES = (
-    b"", b" \t", b"\0", b"{", b"[1]", b"\xef\xbb\xbf{}", b"\xff\xfe{\0}\0", b"null", b"x" * 30_000, b"\r", b"{}\x85{}"
-)  # fmt: skip
+    b"",
+    b" \t",
+    b"\0",
+    b"{",
+    b"[1]",
+    b"\xef\xbb\xbf{}",
+    b"\xff\xfe{\0}\0",
+    b"null",
+    b"x" * 30_000,
+    b"\r",
+    b"{}\x85{}",
+)
 
 
 class BatchLines:

@@ -94,9 +94,12 @@ class _Requests:
 
 class _Inference(_Requests):
     _METHODS = {  # noqa: RUF012
-        pb.GenerateRequest: "Generate", pb.TokenizeRequest: "Tokenize", pb.DetokenizeRequest: "Detokenize",
-        pb.GetModelRequest: "GetModel", pb.CancelRequest: "Cancel",
-    }  # fmt: skip
+        pb.GenerateRequest: "Generate",
+        pb.TokenizeRequest: "Tokenize",
+        pb.DetokenizeRequest: "Detokenize",
+        pb.GetModelRequest: "GetModel",
+        pb.CancelRequest: "Cancel",
+    }
 
     def __init__(self, cluster: SmallCluster) -> None:
         seeds: dict[type[Message], tuple[Message, ...]] = {
@@ -143,8 +146,10 @@ async def kserve_edge(directory: Path) -> AsyncIterator[Edge]:
     raw = kserve.ModelInferRequest(model_name="test-model")
     parameters = b'{"max_tokens": "3", "stop": ["a"], "logit_bias": {"5": 1}, "seed": 7, "n": 2}'
     for name, datatype, content in (
-        ("text_input", "BYTES", b"Hello there"), ("stream", "BOOL", b"\1"), ("sampling_parameters", "BYTES", parameters)
-    ):  # fmt: skip
+        ("text_input", "BYTES", b"Hello there"),
+        ("stream", "BOOL", b"\1"),
+        ("sampling_parameters", "BYTES", parameters),
+    ):
         tensor = typed.inputs.add(name=name, datatype=datatype, shape=[1])
         if datatype == "BOOL":
             tensor.contents.bool_contents.append(False)
@@ -162,9 +167,17 @@ async def kserve_edge(directory: Path) -> AsyncIterator[Edge]:
 @asynccontextmanager
 async def vllm_edge(directory: Path) -> AsyncIterator[Edge]:
     sampling = vllm.SamplingParams(
-        temperature=0.5, top_p=0.9, top_k=4, max_tokens=3, n=2, seed=-7, logprobs=2, stop=["a"], stop_token_ids=[4],
+        temperature=0.5,
+        top_p=0.9,
+        top_k=4,
+        max_tokens=3,
+        n=2,
+        seed=-7,
+        logprobs=2,
+        stop=["a"],
+        stop_token_ids=[4],
         logit_bias={5: 1.0},
-    )  # fmt: skip
+    )
     seeds = (
         vllm.GenerateRequest(request_id="a", text="Hello there", sampling_params=sampling, stream=True),
         vllm.GenerateRequest(request_id="b", tokenized=vllm.TokenizedInput(input_ids=[5, 6]), sampling_params=sampling),
@@ -212,9 +225,15 @@ async def vllm_own_edge(directory: Path) -> AsyncIterator[Edge]:
 @asynccontextmanager
 async def sglang_edge(directory: Path) -> AsyncIterator[Edge]:
     sampling = sglang.SamplingParams(
-        temperature=0.5, top_p=0.9, top_k=4, max_new_tokens=3, n=2, stop=["a"], stop_token_ids=[4],
+        temperature=0.5,
+        top_p=0.9,
+        top_k=4,
+        max_new_tokens=3,
+        n=2,
+        stop=["a"],
+        stop_token_ids=[4],
         logit_bias={"5": 1.0},
-    )  # fmt: skip
+    )
     prompt = sglang.TokenizedInput(input_ids=[5, 6])
     seeds = (
         sglang.GenerateRequest(request_id="a", tokenized=prompt, sampling_params=sampling, stream=True),

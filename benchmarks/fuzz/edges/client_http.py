@@ -22,58 +22,126 @@ _PATHS = (
 )
 _MAX_BODY, _MAX_FILES = 100_000, 2**20
 _COMPLETION: dict[str, Any] = {
-    "model": "test-model", "prompt": "Hello there", "max_tokens": 2, "n": 2, "stream": False, "stop": ["a", "b"],
-    "logit_bias": {"5": 1.5}, "seed": 7, "logprobs": 2, "temperature": 0.5, "echo": True, "min_tokens": 1,
-    "allowed_token_ids": [5, 6], "bad_words": ["no", " never"], "logprob_token_ids": [5],
+    "model": "test-model",
+    "prompt": "Hello there",
+    "max_tokens": 2,
+    "n": 2,
+    "stream": False,
+    "stop": ["a", "b"],
+    "logit_bias": {"5": 1.5},
+    "seed": 7,
+    "logprobs": 2,
+    "temperature": 0.5,
+    "echo": True,
+    "min_tokens": 1,
+    "allowed_token_ids": [5, 6],
+    "bad_words": ["no", " never"],
+    "logprob_token_ids": [5],
     "repetition_detection": {"max_pattern_size": 4, "min_pattern_size": 1, "min_count": 3},
-    "prompt_logprobs": 1, "return_token_ids": True, "truncate_prompt_tokens": 5, "truncation_side": "left",
-    "add_special_tokens": True, "best_of": 2, "request_id": "", "session_id": "s", "stream_interval": 2,
-    "return_tokens_as_token_ids": True, "unknown": 1, "use_beam_search": False, "length_penalty": 0.5,
-    "suffix": "", "structured_outputs": {"regex": "[a-z]+", "disable_any_whitespace": False},
-}  # fmt: skip
+    "prompt_logprobs": 1,
+    "return_token_ids": True,
+    "truncate_prompt_tokens": 5,
+    "truncation_side": "left",
+    "add_special_tokens": True,
+    "best_of": 2,
+    "request_id": "",
+    "session_id": "s",
+    "stream_interval": 2,
+    "return_tokens_as_token_ids": True,
+    "unknown": 1,
+    "use_beam_search": False,
+    "length_penalty": 0.5,
+    "suffix": "",
+    "structured_outputs": {"regex": "[a-z]+", "disable_any_whitespace": False},
+}
 _SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": ["x", 1]}}, "required": ["a"]}
 _SEARCH: dict[str, Any] = {
-    "prompt": [5, 6, 7], "use_beam_search": True, "n": 2, "best_of": 4, "length_penalty": 0.5, "max_tokens": 7,
-    "stop_token_ids": [21], "min_tokens": 1, "ignore_eos": False, "logprobs": 2, "include_stop_str_in_output": True,
-}  # fmt: skip
+    "prompt": [5, 6, 7],
+    "use_beam_search": True,
+    "n": 2,
+    "best_of": 4,
+    "length_penalty": 0.5,
+    "max_tokens": 7,
+    "stop_token_ids": [21],
+    "min_tokens": 1,
+    "ignore_eos": False,
+    "logprobs": 2,
+    "include_stop_str_in_output": True,
+}
 _CHAT: dict[str, Any] = {
     "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, {"role": "system", "content": "Be."}],
-    "max_completion_tokens": 2, "stream": True, "top_logprobs": 1,
-    "stream_options": {"include_usage": True, "continuous_usage_stats": True}, "continue_final_message": False,
-    "documents": [{"text": "d"}], "reasoning_effort": "low", "return_prompt_text": True, "tool_choice": "auto",
-    "logprobs": True, "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+    "max_completion_tokens": 2,
+    "stream": True,
+    "top_logprobs": 1,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    "continue_final_message": False,
+    "documents": [{"text": "d"}],
+    "reasoning_effort": "low",
+    "return_prompt_text": True,
+    "tool_choice": "auto",
+    "logprobs": True,
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
     "response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": _SCHEMA, "strict": True}},
-    "chat_template_kwargs": {"a": [1, {"b": None}]}, "user": "u", "metadata": {"k": "v"}, "chat_template": "",
-}  # fmt: skip
+    "chat_template_kwargs": {"a": [1, {"b": None}]},
+    "user": "u",
+    "metadata": {"k": "v"},
+    "chat_template": "",
+}
 _CHATS: dict[str, Any] = {**_CHAT, "messages": [_CHAT["messages"], _CHAT["messages"][:1]], "stream": False}
 _TOKENIZE: dict[str, Any] = {"prompt": "Hello", "add_special_tokens": True, "return_token_strs": True}
 _DETOKENIZE: dict[str, Any] = {"tokens": [1, 2, 3], "model": ""}
 _COUNT: dict[str, Any] = {
     "messages": [{"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]}],
-    "system": [{"type": "text", "text": "Be."}], "tool_choice": {"type": "auto"}, "thinking": {"type": "disabled"},
+    "system": [{"type": "text", "text": "Be."}],
+    "tool_choice": {"type": "auto"},
+    "thinking": {"type": "disabled"},
     "tools": [{"name": "f", "description": "d", "input_schema": {}}],
     "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": _SCHEMA}},
-}  # fmt: skip
+}
 _MESSAGES: dict[str, Any] = {
-    **_COUNT, "max_tokens": 2, "stream": True, "temperature": 0.5, "top_p": 0.5, "top_k": 5, "stop_sequences": ["a"],
-    "metadata": {"user_id": "u"}, "mcp_servers": [], "unknown": 1,
-}  # fmt: skip
+    **_COUNT,
+    "max_tokens": 2,
+    "stream": True,
+    "temperature": 0.5,
+    "top_p": 0.5,
+    "top_k": 5,
+    "stop_sequences": ["a"],
+    "metadata": {"user_id": "u"},
+    "mcp_servers": [],
+    "unknown": 1,
+}
 _RESPONSE: dict[str, Any] = {
     "input": [
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi", "annotations": []}]},
         {"role": "developer", "content": "Be."},
     ],
-    "instructions": "Be brief.", "previous_response_id": "", "store": True, "stream": True, "max_output_tokens": 2,
-    "top_logprobs": 1, "include": ["message.output_text.logprobs"], "metadata": {"k": "v"}, "temperature": 0.5,
+    "instructions": "Be brief.",
+    "previous_response_id": "",
+    "store": True,
+    "stream": True,
+    "max_output_tokens": 2,
+    "top_logprobs": 1,
+    "include": ["message.output_text.logprobs"],
+    "metadata": {"k": "v"},
+    "temperature": 0.5,
     "text": {"format": {"type": "json_schema", "name": "s", "schema": _SCHEMA}, "verbosity": "low"},
-    "reasoning": {"effort": "low"}, "truncation": "auto",
-    "tools": [{"type": "function", "name": "f", "parameters": {}, "strict": True}], "tool_choice": "auto",
-    "background": False, "stop": ["a"], "seed": 7, "stream_options": {"include_obfuscation": False}, "user": "u",
-}  # fmt: skip
+    "reasoning": {"effort": "low"},
+    "truncation": "auto",
+    "tools": [{"type": "function", "name": "f", "parameters": {}, "strict": True}],
+    "tool_choice": "auto",
+    "background": False,
+    "stop": ["a"],
+    "seed": 7,
+    "stream_options": {"include_obfuscation": False},
+    "user": "u",
+}
 _BATCH: dict[str, Any] = {
-    "input_file_id": "file-" + "0" * 32, "endpoint": "/v1/completions", "completion_window": "24h",
-    "metadata": {"k": "v"}, "output_expires_after": {"anchor": "created_at", "seconds": 3600},
-}  # fmt: skip
+    "input_file_id": "file-" + "0" * 32,
+    "endpoint": "/v1/completions",
+    "completion_window": "24h",
+    "metadata": {"k": "v"},
+    "output_expires_after": {"anchor": "created_at", "seconds": 3600},
+}
 # A body that is no JSON.
 _UPLOAD_PATH, _UPLOAD_TYPE = 15, b"multipart/form-data; boundary=edge"
 _UPLOAD = (
@@ -82,16 +150,47 @@ _UPLOAD = (
 )
 # Bodies of paths that are not completions.
 _BODIES = {
-    1: _CHAT, 6: _TOKENIZE, 7: _DETOKENIZE, 8: _SEARCH, 10: _MESSAGES, 11: _COUNT, 12: _RESPONSE, 14: _BATCH,
+    1: _CHAT,
+    6: _TOKENIZE,
+    7: _DETOKENIZE,
+    8: _SEARCH,
+    10: _MESSAGES,
+    11: _COUNT,
+    12: _RESPONSE,
+    14: _BATCH,
     16: _CHATS,
-}  # fmt: skip
+}
 # Paths that most messages go to.
 _USUAL = (0, 0, 0, 1, 1, 1, 6, 7, 8, 10, 10, 11, 12, 12, 14, 15, 16)
 _VALUES: tuple[Any, ...] = (
-    None, True, "", "x" * 2000, "\0\n", "é\U0001f600", [], {}, [[]], [None], {"": None}, 0, -1, 1.5, 1e308, 2**31,
-    2**32, 2**63, 2**64, 10**40, 10**400, [10**30] * 5, ["a"] * 300, [[1, 2], [3]], [1.5], "1",
+    None,
+    True,
+    "",
+    "x" * 2000,
+    "\0\n",
+    "é\U0001f600",
+    [],
+    {},
+    [[]],
+    [None],
+    {"": None},
+    0,
+    -1,
+    1.5,
+    1e308,
+    2**31,
+    2**32,
+    2**63,
+    2**64,
+    10**40,
+    10**400,
+    [10**30] * 5,
+    ["a"] * 300,
+    [[1, 2], [3]],
+    [1.5],
+    "1",
     {"a": {"b": [1, {"c": 10**320}]}},
-)  # fmt: skip
+)
 _RAW = (b"1e999", b"NaN", b"-Infinity", b'"\\ud800"', b"[" * 300, b'{"a":' * 300, b"01", b'"\xff"', b"1" * 500, b"\0")
 _HEADERS = (b"authorization", b"x-api-key", b"x-request-id", b"content-type", b"content-length", b"traceparent")
 
@@ -153,10 +252,19 @@ class _Http:
 
         is_get = path.startswith(("/v1/models", "/health"))
         scope = {
-            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "GET" if is_get else "POST",
-            "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http",
-            "headers": headers, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
-        }  # fmt: skip
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "GET" if is_get else "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "scheme": "http",
+            "headers": headers,
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 2),
+        }
         await self._app(scope, receive, send)
         return statuses[0]
 

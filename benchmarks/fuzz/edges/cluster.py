@@ -28,17 +28,36 @@ REQUESTS = (
         token_ids=pb.TokenIds(ids=[5, 6, 7]),
         request_id="fuzzed",
         sampling=pb.SamplingParams(
-            n=2, max_tokens=4, min_tokens=1, seed=7, stop=["ab", "\n\n"], stop_token_ids=[9], logit_bias={5: 1.0},
-            logprobs=2, prompt_logprobs=1, top_k=5, top_p=0.9, min_p=0.1, repetition_penalty=1.1, temperature=0.7,
-            allowed_token_ids=[5, 6], bad_words=["no"], bad_word_token_ids=[pb.TokenIds(ids=[8, 9])],
-            logprob_token_ids=[5, 7], repetition_detection=pb.RepetitionDetection(max_pattern_size=4, min_count=3),
+            n=2,
+            max_tokens=4,
+            min_tokens=1,
+            seed=7,
+            stop=["ab", "\n\n"],
+            stop_token_ids=[9],
+            logit_bias={5: 1.0},
+            logprobs=2,
+            prompt_logprobs=1,
+            top_k=5,
+            top_p=0.9,
+            min_p=0.1,
+            repetition_penalty=1.1,
+            temperature=0.7,
+            allowed_token_ids=[5, 6],
+            bad_words=["no"],
+            bad_word_token_ids=[pb.TokenIds(ids=[8, 9])],
+            logprob_token_ids=[5, 7],
+            repetition_detection=pb.RepetitionDetection(max_pattern_size=4, min_count=3),
         ),
-        cache_salt="salt", session_key="session", priority=1,
+        cache_salt="salt",
+        session_key="session",
+        priority=1,
     ),
     pb.GenerateRequest(
         sampling=pb.SamplingParams(n=2, max_tokens=4, seed=7, stop=["xyz"]),
         resume=pb.Resume(
-            attempt=1, prompt_token_ids=[5, 6], fingerprint="one",
+            attempt=1,
+            prompt_token_ids=[5, 6],
+            fingerprint="one",
             choices=[
                 pb.ResumeChoice(index=0, output_token_ids=[50, 51], text_bytes_delivered=1),
                 pb.ResumeChoice(index=1, finished=True),
@@ -58,7 +77,7 @@ REQUESTS = (
             pb.Constraint(regex="[a-z]{2,9}"),
         )
     ),
-)  # fmt: skip
+)
 
 
 def _chat() -> pb.GenerateRequest:

@@ -20,18 +20,33 @@ from runtime.grammar.llguidance_engine import LlguidanceEngine
 
 _GOOD = Constraint(json_schema='{"type":"object","properties":{"a":{"enum":["x","y"]}},"required":["a"]}')
 _SCHEMAS: tuple[Any, ...] = (
-    {"type": "object", "required": ["name"], "additionalProperties": False,
-     "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0}}},
-    {"$defs": {"node": {"properties": {"next": {"$ref": "#/$defs/node"}, "value": {"type": ["number", "null"]}}}},
-     "$ref": "#/$defs/node"},
+    {
+        "type": "object",
+        "required": ["name"],
+        "additionalProperties": False,
+        "properties": {"name": {"type": "string", "maxLength": 20}, "age": {"type": "integer", "minimum": 0}},
+    },
+    {
+        "$defs": {"node": {"properties": {"next": {"$ref": "#/$defs/node"}, "value": {"type": ["number", "null"]}}}},
+        "$ref": "#/$defs/node",
+    },
     {"type": "array", "maxItems": 9, "prefixItems": [{"const": 1}, {"enum": ["a", {"b": []}]}], "items": {"const": 0}},
     {"anyOf": [{"type": "string", "pattern": "^[a-z]+@[a-z]+\\.(com|org)$"}, {"format": "date-time"}]},
-    {"oneOf": [{"properties": {"kind": {"const": "a"}}, "required": ["kind"]},
-               {"properties": {"kind": {"const": "b"}}, "required": ["kind"]}], "type": "object"},
+    {
+        "oneOf": [
+            {"properties": {"kind": {"const": "a"}}, "required": ["kind"]},
+            {"properties": {"kind": {"const": "b"}}, "required": ["kind"]},
+        ],
+        "type": "object",
+    },
     {"allOf": [{"type": "number", "multipleOf": 0.25}, {"exclusiveMinimum": -3, "maximum": 1e9}]},
-    {"patternProperties": {"^x-": {"type": "string"}, "^y": {"minLength": 2}}, "minProperties": 1, "maxProperties": 5,
-     "additionalProperties": {"type": "integer"}},
-)  # fmt: skip
+    {
+        "patternProperties": {"^x-": {"type": "string"}, "^y": {"minLength": 2}},
+        "minProperties": 1,
+        "maxProperties": 5,
+        "additionalProperties": {"type": "integer"},
+    },
+)
 _REGEXES = (
     "[a-z]{3,10}(-[0-9]+)*",
     "(a|b|c)*abb",
@@ -46,10 +61,20 @@ _GRAMMARS = (
 )
 _TAGS: tuple[Any, ...] = (
     {"structures": [{"begin": "<f=a>", "schema": {"type": "object"}, "end": "</f>"}], "triggers": ["<f="]},
-    {"type": "structural_tag", "format": {"type": "sequence", "elements": [
-        {"type": "tag", "begin": "<t>", "content": {"type": "any_text"}, "end": "</t>"},
-        {"type": "or", "elements": [{"type": "const_string", "value": "yes"}, {"type": "regex", "pattern": "no+"}]}]}},
-)  # fmt: skip
+    {
+        "type": "structural_tag",
+        "format": {
+            "type": "sequence",
+            "elements": [
+                {"type": "tag", "begin": "<t>", "content": {"type": "any_text"}, "end": "</t>"},
+                {
+                    "type": "or",
+                    "elements": [{"type": "const_string", "value": "yes"}, {"type": "regex", "pattern": "no+"}],
+                },
+            ],
+        },
+    },
+)
 _NUMBERS = (0, -1, 1, 2, 100, 4096, 10**6, 2**31, 2**53 + 1, 10**40, 0.1, 1e-300, 1e308, 1.0)
 _KEYWORDS = (
     *("minItems", "maxItems", "minLength", "maxLength", "minimum", "maximum", "multipleOf", "minProperties", "const"),
@@ -58,9 +83,16 @@ _KEYWORDS = (
     *("$id", "$schema"),
 )
 _EXPLOSIONS = (
-    "((a{1,100}){1,100}){1,100}", "(a|aa)+$", "(.*a){30}", "((((((((((x?){9}){9}){9}){9}){9}){9}){9}){9}){9}){9}",
-    ".*a.{40}", "(a*)*b", "[a-z]{1,9999}[b-y]{1,9999}", "(?:a|b|ab)*c(?:a|b|ab){0,500}d", "^(([a-z])+.)+[A-Z]([a-z])+$",
-)  # fmt: skip
+    "((a{1,100}){1,100}){1,100}",
+    "(a|aa)+$",
+    "(.*a){30}",
+    "((((((((((x?){9}){9}){9}){9}){9}){9}){9}){9}){9}){9}",
+    ".*a.{40}",
+    "(a*)*b",
+    "[a-z]{1,9999}[b-y]{1,9999}",
+    "(?:a|b|ab)*c(?:a|b|ab){0,500}d",
+    "^(([a-z])+.)+[A-Z]([a-z])+$",
+)
 
 
 # Far above what a constraint may have.

@@ -40,9 +40,18 @@ class Coordination:
         self._fake.setsockopt(zmq.LINGER, 0)
         self._fake.bind(coordination_endpoint(theirs.step_address(0)))
         workers = Workers(
-            context, f"ipc://{directory}/workers", None, Terms.of(theirs), heartbeats, invalid, AwakeTime(1.0),
-            rendezvous=None, in_lockstep=True, heartbeat_timeout=10.0, step_timeout=60.0,
-        )  # fmt: skip
+            context,
+            f"ipc://{directory}/workers",
+            None,
+            Terms.of(theirs),
+            heartbeats,
+            invalid,
+            AwakeTime(1.0),
+            rendezvous=None,
+            in_lockstep=True,
+            heartbeat_timeout=10.0,
+            step_timeout=60.0,
+        )
         self._workers = workers
         self._member = Member(context, theirs, 1, None, workers, invalid, AwakeTime(1.0))
         self._member_identity = b""
@@ -51,9 +60,12 @@ class Coordination:
     def _options_at(directory: Path) -> Options:
         directory.mkdir()
         return Options(
-            runtime_dir=directory, data_parallel_size=2, enable_expert_parallel=True, served_model_name="hashes",
+            runtime_dir=directory,
+            data_parallel_size=2,
+            enable_expert_parallel=True,
+            served_model_name="hashes",
             heartbeat_timeout=60.0,
-        )  # fmt: skip
+        )
 
     def _connect(self, identity: bytes) -> zmq.Socket:
         peer: zmq.Socket = self._context.socket(zmq.DEALER)
@@ -64,9 +76,14 @@ class Coordination:
 
     def _state(self, **fields: object) -> pb.ReplicaState:
         state = pb.ReplicaState(
-            protocol_version=PROTOCOL_VERSION, octavo_version=octavo_version(), replica=1, instance=_INSTANCE,
-            options=common_options(self._options), condition=pb.REPLICA_CONDITION_COMPLETE, epoch=1,
-        )  # fmt: skip
+            protocol_version=PROTOCOL_VERSION,
+            octavo_version=octavo_version(),
+            replica=1,
+            instance=_INSTANCE,
+            options=common_options(self._options),
+            condition=pb.REPLICA_CONDITION_COMPLETE,
+            epoch=1,
+        )
         state.MergeFrom(pb.ReplicaState(**fields))  # type: ignore[arg-type]
         return state
 

@@ -18,12 +18,20 @@ from benchmarks.fuzz.edges.cluster import SmallCluster, small_cluster
 # The largest message, as the router takes it by default.
 LARGEST_BYTES = 16 * 2**20 - 1024
 _METHODS = (
-    "octavo.v1.Inference/Generate", "octavo.v1.Inference/GenerateUnary", "octavo.v1.Inference/Tokenize",
-    "octavo.v1.Inference/Detokenize", "octavo.v1.Inference/Attach", "vllm.Inference/GenerateStream",
-    "vllm.Control/Abort", "vllm.grpc.engine.VllmEngine/Generate", "vllm.grpc.engine.VllmEngine/Abort",
-    "sglang.grpc.scheduler.SglangScheduler/Generate", "sglang.grpc.scheduler.SglangScheduler/GetLoads",
-    "inference.GRPCInferenceService/ModelInfer", "inference.GRPCInferenceService/ModelStreamInfer",
-)  # fmt: skip
+    "octavo.v1.Inference/Generate",
+    "octavo.v1.Inference/GenerateUnary",
+    "octavo.v1.Inference/Tokenize",
+    "octavo.v1.Inference/Detokenize",
+    "octavo.v1.Inference/Attach",
+    "vllm.Inference/GenerateStream",
+    "vllm.Control/Abort",
+    "vllm.grpc.engine.VllmEngine/Generate",
+    "vllm.grpc.engine.VllmEngine/Abort",
+    "sglang.grpc.scheduler.SglangScheduler/Generate",
+    "sglang.grpc.scheduler.SglangScheduler/GetLoads",
+    "inference.GRPCInferenceService/ModelInfer",
+    "inference.GRPCInferenceService/ModelStreamInfer",
+)
 # In this process, which holds what is sent and what is read of it.
 ELEMENTS_MIB = 128
 _TICK_S = 0.002

@@ -24,14 +24,30 @@ from worker.encoders.encoder import ItemError
 from worker.encoders.pixels import Frames
 
 _OTHERS = (
-    b"", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.7\n", b"II*\0" + bytes(100), b"\x89PNG\r\n\x1a\n",
-    b"\xff\xd8\xff", b"RIFF\0\0\0\0WEBP", b"GIF89a", b"BM", b"\0\0\0\x0cjP  \r\n\x87\n", b"P6 9999 9999 255\n",
-)  # fmt: skip
+    b"",
+    b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+    b"%PDF-1.7\n",
+    b"II*\0" + bytes(100),
+    b"\x89PNG\r\n\x1a\n",
+    b"\xff\xd8\xff",
+    b"RIFF\0\0\0\0WEBP",
+    b"GIF89a",
+    b"BM",
+    b"\0\0\0\x0cjP  \r\n\x87\n",
+    b"P6 9999 9999 255\n",
+)
 _MIME_TYPES = ("", "", "", "image/png", "image/jpeg", "image/svg+xml", "image/gif; q=1", "\0", "x" * 200)
 _URLS = (
-    "http://127.0.0.1/", "http://169.254.169.254/latest", "file:///etc/passwd", "data:", "data:;base64,=", "gopher://a",
-    "http://[::1]/", "https://images.test@127.0.0.1/", "data:image/png;base64," + "A" * 5001,
-)  # fmt: skip
+    "http://127.0.0.1/",
+    "http://169.254.169.254/latest",
+    "file:///etc/passwd",
+    "data:",
+    "data:;base64,=",
+    "gopher://a",
+    "http://[::1]/",
+    "https://images.test@127.0.0.1/",
+    "data:image/png;base64," + "A" * 5001,
+)
 # Pixels that the options of this edge allow.
 _MOST_PIXELS = 1_000_000
 # The event loop's lag while a request is answered; the client's work is in it, too.

@@ -50,10 +50,15 @@ def _submit(group: int, **fields: object) -> pb.RouterMessage:
         max_tokens=4, n=2, seed=3, logprobs=1, prompt_logprobs=1, stop_token_ids=[5], temperature=1
     )
     submit = pb.Submit(
-        request_id=f"r{group}", group=group, num_prompt_tokens=3, prompt_token_ids=[20, 21, 22], sampling=sampling,
-        choices=[pb.SequenceStart(choice=0), pb.SequenceStart(choice=1, output_token_ids=[30])], cache_salt="s",
+        request_id=f"r{group}",
+        group=group,
+        num_prompt_tokens=3,
+        prompt_token_ids=[20, 21, 22],
+        sampling=sampling,
+        choices=[pb.SequenceStart(choice=0), pb.SequenceStart(choice=1, output_token_ids=[30])],
+        cache_salt="s",
         timeout=30.0,
-    )  # fmt: skip
+    )
     submit.MergeFrom(pb.Submit(**fields))  # type: ignore[arg-type]
     return pb.RouterMessage(submit=submit)
 
@@ -77,9 +82,12 @@ class ToScheduler:
         part = pb.PromptPart(group=self._group - 1, prompt_token_ids=[23, 24])
         cancel = pb.CancelSequences(group=self._group - 1, choices=[0], reason=pb.CANCEL_REASON_CLIENT)
         seeds = (
-            *(_submit(self._group) for _ in range(6)), _submit(self._group, num_prompt_tokens=5),
-            pb.RouterMessage(prompt_part=part), pb.RouterMessage(cancel=cancel), pb.RouterMessage(open=pb.Open()),
-        )  # fmt: skip
+            *(_submit(self._group) for _ in range(6)),
+            _submit(self._group, num_prompt_tokens=5),
+            pb.RouterMessage(prompt_part=part),
+            pb.RouterMessage(cancel=cancel),
+            pb.RouterMessage(open=pb.Open()),
+        )
         return malformed(seeds, random)
 
     async def feed(self, message: bytes) -> str:
@@ -185,15 +193,20 @@ class ToRouter:
         chosen = inference_pb2.TokenLogprob(token_id=60, logprob=-0.5, rank=1)
         logprobs = [inference_pb2.TokenLogprobs(chosen=chosen, top=[chosen])] * 2
         outputs = pb.StepOutputs(
-            groups=[1, 2], choices=[0, 0], first_tokens=[self._position, self._position], num_tokens=[1, 1],
-            token_ids=[60, 61], logprobs=logprobs[:1],
-        )  # fmt: skip
+            groups=[1, 2],
+            choices=[0, 0],
+            first_tokens=[self._position, self._position],
+            num_tokens=[1, 1],
+            token_ids=[60, 61],
+            logprobs=logprobs[:1],
+        )
         ends = pb.StepOutputs(
             finishes=[pb.SequenceFinish(group=1, choice=1, reason=inference_pb2.FINISH_REASON_STOP, stop_token_id=5)]
         )
         frame = inference_pb2.PromptLogprobs(first_position=1, logprobs=logprobs)
         seeds = (
-            pb.SchedulerMessage(outputs=outputs), pb.SchedulerMessage(outputs=outputs),
+            pb.SchedulerMessage(outputs=outputs),
+            pb.SchedulerMessage(outputs=outputs),
             pb.SchedulerMessage(outputs=ends),
             pb.SchedulerMessage(load=pb.Load(num_running=2, num_blocks=100, last_group=1, workers_ready=True)),
             pb.SchedulerMessage(welcome=pb.Welcome(epoch=2, model=model, protocol_version=1)),
@@ -201,11 +214,12 @@ class ToRouter:
             pb.SchedulerMessage(prompt_logprobs=[pb.SequencePromptLogprobs(group=1, choice=0, frame=frame)]),
             pb.SchedulerMessage(
                 cache_events=[
-                    pb.CacheEvent(stored=bytes(32)), pb.CacheEvent(removed=bytes(32)),
+                    pb.CacheEvent(stored=bytes(32)),
+                    pb.CacheEvent(removed=bytes(32)),
                     pb.CacheEvent(cleared=pb.CacheCleared()),
                 ]
             ),
-        )  # fmt: skip
+        )
         return malformed(seeds, random)
 
     async def feed(self, message: bytes) -> str:
@@ -233,10 +247,13 @@ class ToRouter:
         stream = self._streams[0]
         for position in range(3):
             outputs = pb.StepOutputs(
-                groups=[1], choices=[0], first_tokens=[position], num_tokens=[1], token_ids=[60], logprobs=[
-                    inference_pb2.TokenLogprobs()
-                ],
-            )  # fmt: skip
+                groups=[1],
+                choices=[0],
+                first_tokens=[position],
+                num_tokens=[1],
+                token_ids=[60],
+                logprobs=[inference_pb2.TokenLogprobs()],
+            )
             self._receive(pb.SchedulerMessage(outputs=outputs))
         assert stream.num_output_tokens == 3, "a good message is not taken"
         self._open()
@@ -274,9 +291,14 @@ class ToRouter:
     def _stream(self, name: str, **sampling: int) -> Stream:
         params = SamplingParams(max_tokens=50, seed=1, temperature=1, prompt_logprobs=1, **sampling)  # type: ignore[arg-type]
         request = Request(
-            request_id=name, scoped_id=name, model="m", prompt_token_ids=[5, 6, 7], sampling=params,
-            arrival=time.monotonic(), eos_token_ids=[2],
-        )  # fmt: skip
+            request_id=name,
+            scoped_id=name,
+            model="m",
+            prompt_token_ids=[5, 6, 7],
+            sampling=params,
+            arrival=time.monotonic(),
+            eos_token_ids=[2],
+        )
         outbox = Outbox(2**20, WriteQueue())
         choices = new_choices(params, request.eos_token_ids, self._tokenizer)
         stream = Stream(request, choices, [], cast(Dispatcher, _Nowhere()), self._metrics, outbox, RateLimits())

@@ -151,9 +151,13 @@ async def scheduler_methods(directory: Path) -> AsyncIterator[Edge]:
     options = make_options(directory)
     opening = session.RouterMessage(open=session.Open(protocol_version=PROTOCOL_VERSION, router_id="fuzz"))
     submit = session.Submit(
-        request_id="a", group=1, num_prompt_tokens=2, prompt_token_ids=[20, 21],
-        sampling=inference_pb2.SamplingParams(max_tokens=2), choices=[session.SequenceStart()],
-    )  # fmt: skip
+        request_id="a",
+        group=1,
+        num_prompt_tokens=2,
+        prompt_token_ids=[20, 21],
+        sampling=inference_pb2.SamplingParams(max_tokens=2),
+        choices=[session.SequenceStart()],
+    )
     use = session.KeyUse(key="a", requests_per_minute=6, num_requests=1, requests_left=5)
     methods = (
         ("/octavo.v1.Scheduler/Session", (opening, opening, session.RouterMessage(submit=submit))),

@@ -135,25 +135,55 @@ class Plans:
     def malformed(self, random: Random) -> bytes:
         step, digest = self._step + 1, self._chain_digest
         new = pb.NewRow(
-            row=1, sequence=self._step + 10, token_ids=[5, 6, 7], num_prompt_tokens=3, block_ids=[9, 10],
+            row=1,
+            sequence=self._step + 10,
+            token_ids=[5, 6, 7],
+            num_prompt_tokens=3,
+            block_ids=[9, 10],
             sampling=SamplingParams(
-                temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=3, logprobs=2, prompt_logprobs=1,
-                repetition_penalty=1.1, presence_penalty=0.5, frequency_penalty=0.5, logit_bias={3: 1.0}, min_tokens=2,
-                stop_token_ids=[4], allowed_token_ids=[5, 6], bad_word_token_ids=[TokenIds(ids=[7, 8])],
+                temperature=0.7,
+                top_k=5,
+                top_p=0.9,
+                min_p=0.1,
+                seed=3,
+                logprobs=2,
+                prompt_logprobs=1,
+                repetition_penalty=1.1,
+                presence_penalty=0.5,
+                frequency_penalty=0.5,
+                logit_bias={3: 1.0},
+                min_tokens=2,
+                stop_token_ids=[4],
+                allowed_token_ids=[5, 6],
+                bad_word_token_ids=[TokenIds(ids=[7, 8])],
                 logprob_token_ids=[5, 9],
             ),
-        )  # fmt: skip
+        )
         decode = pb.StepPlan(epoch=1, step=step, previous_digest=digest, decode_rows=b"\0\0")
         admit = pb.StepPlan(epoch=1, step=step, previous_digest=digest, new_rows=[new], rows=[1], num_tokens=[3])
         drafts = pb.StepPlan(
-            epoch=1, step=step, previous_digest=digest, rows_with_drafts=b"\0\0", num_drafts=b"\2\0\0\0",
+            epoch=1,
+            step=step,
+            previous_digest=digest,
+            rows_with_drafts=b"\0\0",
+            num_drafts=b"\2\0\0\0",
             draft_token_ids=b"\5\0\0\0\6\0\0\0",
-        )  # fmt: skip
+        )
         others = pb.StepPlan(
-            epoch=1, step=step, previous_digest=digest, decode_rows=b"\0\0", grown_rows=[0], num_new_blocks=[1],
-            new_blocks=[20], trimmed_rows=[0], num_kept_blocks=[2], swap_out_blocks=[30], swap_out_host_blocks=[1],
-            swap_in_host_blocks=[2], swap_in_blocks=[31],
-        )  # fmt: skip
+            epoch=1,
+            step=step,
+            previous_digest=digest,
+            decode_rows=b"\0\0",
+            grown_rows=[0],
+            num_new_blocks=[1],
+            new_blocks=[20],
+            trimmed_rows=[0],
+            num_kept_blocks=[2],
+            swap_out_blocks=[30],
+            swap_out_host_blocks=[1],
+            swap_in_host_blocks=[2],
+            swap_in_blocks=[31],
+        )
         plan = malformed((decode, admit, drafts, others), random)
         # The frame around the plan is valid: field 2, and a length.
         return b"\x12" + _varint(len(plan)) + plan
@@ -192,9 +222,13 @@ class Plans:
         self._runner.reset()
         self._chain, self._step, self._chain_digest = PlanChain(), 1, b""
         first = pb.NewRow(
-            row=0, sequence=1, token_ids=[5, 6, 7, 8], num_prompt_tokens=4, block_ids=[1, 2, 3],
+            row=0,
+            sequence=1,
+            token_ids=[5, 6, 7, 8],
+            num_prompt_tokens=4,
+            block_ids=[1, 2, 3],
             sampling=SamplingParams(seed=1),
-        )  # fmt: skip
+        )
         plan = pb.StepPlan(epoch=1, step=1, new_rows=[first], rows=[0], num_tokens=[4])
         frame = pb.SchedulerToWorker(plan=plan).SerializeToString()
         self._chain.follow(plan, frame)
@@ -222,9 +256,18 @@ class Ranks:
         self._options = Options(served_model_name="hashes", block_size=8, max_num_seqs=16, max_num_batched_tokens=64)
         self._context, self._endpoint = context, f"ipc://{directory}/step"
         self.workers = Workers(
-            context, self._endpoint, None, Terms.of(self._options), heartbeats, invalid, AwakeTime(1.0),
-            rendezvous=None, in_lockstep=False, heartbeat_timeout=10.0, step_timeout=60.0,
-        )  # fmt: skip
+            context,
+            self._endpoint,
+            None,
+            Terms.of(self._options),
+            heartbeats,
+            invalid,
+            AwakeTime(1.0),
+            rendezvous=None,
+            in_lockstep=False,
+            heartbeat_timeout=10.0,
+            step_timeout=60.0,
+        )
         self._peers = [self._connect(identity) for identity in _IDENTITIES]
         self._beats = self._connect(b"beats", heartbeat_endpoint(self._endpoint))
 
@@ -239,9 +282,16 @@ class Ranks:
     def malformed(self, random: Random) -> bytes:
         model = HashModel().info(self._options)
         hello = pb.Hello(
-            protocol_version=PROTOCOL_VERSION, octavo_version=octavo_version(), world_size=1, model="hashes",
-            block_size=8, max_num_seqs=16, max_num_batched_tokens=64, instance=random.randrange(3), pid=1,
-        )  # fmt: skip
+            protocol_version=PROTOCOL_VERSION,
+            octavo_version=octavo_version(),
+            world_size=1,
+            model="hashes",
+            block_size=8,
+            max_num_seqs=16,
+            max_num_batched_tokens=64,
+            instance=random.randrange(3),
+            pid=1,
+        )
         seeds = (
             pb.WorkerToScheduler(hello=hello),
             pb.WorkerToScheduler(ready=pb.Ready(epoch=self.workers.epoch, model=model)),

@@ -68,9 +68,14 @@ class Measures:
             seconds = self._timed(times[-1] - times[num_warm]) / num_timed
             self._step_seconds[way] = max(seconds, self._step_seconds.get(way, 0.0))
             self.report.row(
-                self.op, case, way.name, seconds * 1e3, tokens_per_s=num_rows / seconds,
-                device_ms=device_seconds * 1e3, idle_share=1 - device_seconds / seconds,
-            )  # fmt: skip
+                self.op,
+                case,
+                way.name,
+                seconds * 1e3,
+                tokens_per_s=num_rows / seconds,
+                device_ms=device_seconds * 1e3,
+                idle_share=1 - device_seconds / seconds,
+            )
 
     def _device_seconds(self, num_rows: int, way: Way) -> float:
         """Device time of the middle one of the timed steps, by replaying its graphs alone. Events around each timed
@@ -125,9 +130,14 @@ class Measures:
             return
         seconds = self._timed(times[-1] - times[0])
         self.report.row(
-            self.op, case, way.name, seconds * 1e3, output_tokens_per_s=num_outputs / seconds,
-            tokens_per_s=(num_outputs + num_prompt_tokens) / seconds, num_steps=float(len(times) - 1),
-        )  # fmt: skip
+            self.op,
+            case,
+            way.name,
+            seconds * 1e3,
+            output_tokens_per_s=num_outputs / seconds,
+            tokens_per_s=(num_outputs + num_prompt_tokens) / seconds,
+            num_steps=float(len(times) - 1),
+        )
 
     def _schedule(
         self, requests: list[Request], *, num_computed: int = 0, max_num_batched_tokens: int | None = None

@@ -24,9 +24,14 @@ _GRAPHS, _EAGER = WAYS[0], WAYS[1]
 # 2,048 is max_num_batched_tokens' default, up to which steps may run in pieces.
 _LIMITS = Limits(max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=17 << 10)
 _SIZES = replace(
-    SIZES, checked_requests=(8, 64, 8), num_warm_steps=8, num_steps=64, step_tokens=(2048,), num_prompts=8,
+    SIZES,
+    checked_requests=(8, 64, 8),
+    num_warm_steps=8,
+    num_steps=64,
+    step_tokens=(2048,),
+    num_prompts=8,
     num_requests=64,
-)  # fmt: skip
+)
 # Rows that decode in the mixed step, tokens of the prompt in it, and steps that are timed.
 _MIXED, _TOY_MIXED = (88, 512, 8), (1, 3, 2)
 _LONG_CONTEXT = 16 << 10
@@ -84,9 +89,12 @@ def _mixed(measures: Measures, mixed: tuple[int, int, int]) -> tuple[Schedule, i
     requests.append(Request(prompt(context - 1 + num_tokens * (num_steps + 1)), 1))
     budget = num_rows + num_tokens
     schedule = Schedule(
-        requests, block_size=BLOCK_SIZE, num_blocks=measures.run.kv_cache.num_blocks, max_num_batched_tokens=budget,
+        requests,
+        block_size=BLOCK_SIZE,
+        num_blocks=measures.run.kv_cache.num_blocks,
+        max_num_batched_tokens=budget,
         num_computed=context - 1,
-    )  # fmt: skip
+    )
     return schedule, budget
 
 
@@ -103,9 +111,13 @@ def _mixed_steps(report: Report, measures: Measures, ways: list[Way], mixed: tup
         times = measures.run.run(schedule, way)
         seconds = float("nan") if report.toy else (times[num_steps + 1] - times[1]) / num_steps
         report.row(
-            OP, f"{measures.run.variant.name}, mixed step of {num_tokens}", way.name, seconds * 1e3,
-            tokens_per_s=num_tokens / seconds, steps_in_pieces=float(measures.run.graphs.num_in_pieces - in_pieces),
-        )  # fmt: skip
+            OP,
+            f"{measures.run.variant.name}, mixed step of {num_tokens}",
+            way.name,
+            seconds * 1e3,
+            tokens_per_s=num_tokens / seconds,
+            steps_in_pieces=float(measures.run.graphs.num_in_pieces - in_pieces),
+        )
 
 
 def _profile(report: Report, run: ModelRun, name: str, schedule: Schedule, way: Way) -> None:

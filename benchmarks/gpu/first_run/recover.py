@@ -18,13 +18,21 @@ from benchmarks.gpu.report import Report
 
 OP = "recover"
 _LLAMA_1B = {
-    "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "head_dim": 64,
-}  # fmt: skip
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+}
 _TOY = {
-    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16,
-}  # fmt: skip
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+}
 _NUM_STREAMS, _NUM_TOKENS = 8, 256
 
 
@@ -52,11 +60,19 @@ def write_model(folder: Path, sizes: dict[str, Any]) -> None:
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": len(alphabet) + 1,
-        "eos_token_id": len(alphabet), "bos_token_id": len(alphabet), "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
-        "max_position_embeddings": 8192, "hidden_act": "silu", "tie_word_embeddings": True,
-        "torch_dtype": "bfloat16", **sizes,
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": len(alphabet) + 1,
+        "eos_token_id": len(alphabet),
+        "bos_token_id": len(alphabet),
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "max_position_embeddings": 8192,
+        "hidden_act": "silu",
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        **sizes,
+    }
     (folder / "config.json").write_text(json.dumps(config))
 
 

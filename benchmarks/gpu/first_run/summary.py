@@ -16,17 +16,39 @@ Row = Mapping[str, Any]
 _FP8 = "Llama-3.1-8B fp8 kv8"
 # Name, what is asked, the part, and which of its rows have the figure.
 _TARGETS: tuple[tuple[str, str, str, str, Callable[[Row], bool], Callable[[float], bool]], ...] = (
-    ("decode of 1 x 512, tokens/s", "250 or more", "models_fp8", "tokens_per_s",
-     lambda row: row["case"] == f"{_FP8}, decode, 1 x 512", lambda found: found >= 250),
-    ("decode of 256 x 512, tokens/s", "24,000 or more", "models_fp8", "tokens_per_s",
-     lambda row: row["case"] == f"{_FP8}, decode, 256 x 512", lambda found: found >= 24_000),
-    ("e4m3 decode of 64 x 4096, share of a copy", "0.6 or more", "compare", "share_of_copy",
-     lambda row: row["op"] == "e4m3_decode" and row["case"] == "64 x 4096" and row["way"] == "now, own tile",
-     lambda found: found >= 0.6),
-    ("mixed step of 600 tokens, ms", "12 or less", "models_fp8", "ms",
-     lambda row: row["case"] == f"{_FP8}, mixed step of 600" and row["way"].startswith("graphs"),
-     lambda found: found <= 12),
-)  # fmt: skip
+    (
+        "decode of 1 x 512, tokens/s",
+        "250 or more",
+        "models_fp8",
+        "tokens_per_s",
+        lambda row: row["case"] == f"{_FP8}, decode, 1 x 512",
+        lambda found: found >= 250,
+    ),
+    (
+        "decode of 256 x 512, tokens/s",
+        "24,000 or more",
+        "models_fp8",
+        "tokens_per_s",
+        lambda row: row["case"] == f"{_FP8}, decode, 256 x 512",
+        lambda found: found >= 24_000,
+    ),
+    (
+        "e4m3 decode of 64 x 4096, share of a copy",
+        "0.6 or more",
+        "compare",
+        "share_of_copy",
+        lambda row: row["op"] == "e4m3_decode" and row["case"] == "64 x 4096" and row["way"] == "now, own tile",
+        lambda found: found >= 0.6,
+    ),
+    (
+        "mixed step of 600 tokens, ms",
+        "12 or less",
+        "models_fp8",
+        "ms",
+        lambda row: row["case"] == f"{_FP8}, mixed step of 600" and row["way"].startswith("graphs"),
+        lambda found: found <= 12,
+    ),
+)
 
 
 def main() -> int:

@@ -53,6 +53,10 @@ def _swap(report: Report, case: str, layers: list[torch.Tensor], blocks: list[in
         torch.cuda.synchronize()
         seconds = (time.perf_counter() - start) / _REPETITIONS
         report.row(
-            "block_swap", case, way, seconds * 1e3,
-            gigabytes_per_s=num_bytes / seconds / 1e9, host_ms=queued / _REPETITIONS * 1e3,
-        )  # fmt: skip
+            "block_swap",
+            case,
+            way,
+            seconds * 1e3,
+            gigabytes_per_s=num_bytes / seconds / 1e9,
+            host_ms=queued / _REPETITIONS * 1e3,
+        )

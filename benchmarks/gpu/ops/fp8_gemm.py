@@ -82,10 +82,15 @@ def _batch(
         bf16 = milliseconds if way.name == "bf16" else bf16
         weight_bytes = N * K * (2 if way.name == "bf16" else 1)
         report.row(
-            "fp8_gemm", case, way.name, milliseconds, tflops=2 * M * N * K / milliseconds / 1e9,
-            share_of_copy=report.share_of_copy(weight_bytes, milliseconds), over_bf16=bf16 / milliseconds,
+            "fp8_gemm",
+            case,
+            way.name,
+            milliseconds,
+            tflops=2 * M * N * K / milliseconds / 1e9,
+            share_of_copy=report.share_of_copy(weight_bytes, milliseconds),
+            over_bf16=bf16 / milliseconds,
             chosen=float(way.chosen),
-        )  # fmt: skip
+        )
 
 
 def _fp8_ways(scales: str, operands: Operands) -> list[_Way]:

@@ -55,9 +55,14 @@ def _batch(
         milliseconds = report.milliseconds(lambda way=way: gemm(x_MK, weight_NK, batch_invariant=way == "invariant"))
         cublas = milliseconds if way == "cublas" else cublas
         report.row(
-            "gemm", case, way, milliseconds, tflops=2 * M * N * K / milliseconds / 1e9,
-            share_of_copy=report.share_of_copy(2 * N * K, milliseconds), of_cublas=cublas / milliseconds,
-        )  # fmt: skip
+            "gemm",
+            case,
+            way,
+            milliseconds,
+            tflops=2 * M * N * K / milliseconds / 1e9,
+            share_of_copy=report.share_of_copy(2 * N * K, milliseconds),
+            of_cublas=cublas / milliseconds,
+        )
     if y_N is not None:
         report.check("gemm", f"{case} same bits", y_MN[-1], y_N, rtol=0, atol=0)
     return y_MN[-1]

@@ -47,6 +47,11 @@ def run(report: Report, *, toy: bool) -> None:
             cublas = report.milliseconds(lambda x_MK=x_MK, weight_NK=weight_NK: gemm(x_MK, weight_NK))
             milliseconds = report.milliseconds(lambda x_MK=x_MK, packed=packed: int4_gemm(x_MK, packed))
             report.row(
-                "int4_gemm", case, "triton", milliseconds, tflops=2 * M * N * K / milliseconds / 1e9,
-                share_of_copy=report.share_of_copy(packed.num_bytes, milliseconds), of_cublas=cublas / milliseconds,
-            )  # fmt: skip
+                "int4_gemm",
+                case,
+                "triton",
+                milliseconds,
+                tflops=2 * M * N * K / milliseconds / 1e9,
+                share_of_copy=report.share_of_copy(packed.num_bytes, milliseconds),
+                of_cublas=cublas / milliseconds,
+            )

@@ -53,15 +53,23 @@ class Case:
         kind = "e4m3" if cache_dtype is torch.float8_e4m3fn else "bf16"
         case = cls(
             name=f"{shape.num_heads} heads, {batch} x {context}, {queries} queries, {kind}",
-            shape=shape, batch=batch, context=context, q_THE=q_THE.bfloat16(), cache=cache.to(cache_dtype),
+            shape=shape,
+            batch=batch,
+            context=context,
+            q_THE=q_THE.bfloat16(),
+            cache=cache.to(cache_dtype),
             query_starts=(torch.arange(batch + 1) * queries).int().to(device),
             context_lens=torch.full((batch,), context).int().to(device),
             block_tables=order.view(batch, num_blocks).int(),
             schedule=MlaSchedule(
-                shape, max_num_seqs=batch, max_context_len=context, cache_dtype=cache_dtype, device=device,
+                shape,
+                max_num_seqs=batch,
+                max_context_len=context,
+                cache_dtype=cache_dtype,
+                device=device,
                 queries_per_tile=queries,
             ),
-        )  # fmt: skip
+        )
         case.schedule.update(case.query_starts, case.context_lens)
         return case
 
@@ -81,9 +89,15 @@ class Case:
 
     def ours(self) -> torch.Tensor:
         return mla_attention(
-            self.q_THE, self.cache, query_starts=self.query_starts, context_lens=self.context_lens,
-            block_tables=self.block_tables, scale=_SCALE, schedule=self.schedule, kv_scale=self.kv_scale,
-        )  # fmt: skip
+            self.q_THE,
+            self.cache,
+            query_starts=self.query_starts,
+            context_lens=self.context_lens,
+            block_tables=self.block_tables,
+            scale=_SCALE,
+            schedule=self.schedule,
+            kv_scale=self.kv_scale,
+        )
 
     def entries(self) -> torch.Tensor:
         """The entries in the order of the context, [batch, 1, tokens, L + R]."""
@@ -94,9 +108,14 @@ class Case:
         if self.q_THE.is_cuda:
             return self.by_pytorch(self.entries().float())
         return reference.mla_attention(
-            self.q_THE, self.cache, query_starts=self.query_starts.numpy(), context_lens=self.context_lens.numpy(),
-            block_tables=self.block_tables.numpy(), scale=_SCALE, latent_size=self.shape.latent_size,
-        )  # fmt: skip
+            self.q_THE,
+            self.cache,
+            query_starts=self.query_starts.numpy(),
+            context_lens=self.context_lens.numpy(),
+            block_tables=self.block_tables.numpy(),
+            scale=_SCALE,
+            latent_size=self.shape.latent_size,
+        )
 
     def by_pytorch(self, entries_B1CE: torch.Tensor) -> torch.Tensor:
         """The result of PyTorch's own ops, for rows of one query."""
@@ -174,6 +193,10 @@ def _time_write(report: Report, shape: LatentShape, num_tokens: int, dtype: torc
     report.check("mla_cache_write", case, cache.cpu().float(), expected.float(), rtol=0, atol=0)
     num_bytes = num_bytes_of(entries) + entries.numel() * cache.element_size()
     measure(
-        report, "mla_cache_write", case, "triton", num_bytes,
+        report,
+        "mla_cache_write",
+        case,
+        "triton",
+        num_bytes,
         lambda: mla_cache_write(latent, rope, cache, slots, kv_scale=scale),
-    )  # fmt: skip
+    )

@@ -71,7 +71,10 @@ class Case:
         suffix = ", e4m3 cache" if cache_dtype is torch.float8_e4m3fn else ""
         case = cls(
             name=f"{kind}, {batch} x {context}{suffix}",
-            heads=heads, batch=batch, queries=queries, context=context,
+            heads=heads,
+            batch=batch,
+            queries=queries,
+            context=context,
             q_THD=torch.randn(
                 batch * queries, heads.num_heads, heads.head_size, generator=generator, device=device
             ).bfloat16(),
@@ -82,7 +85,7 @@ class Case:
             schedule=AttentionSchedule(
                 heads, max_num_seqs=batch, max_context_len=context, cache_dtype=cache_dtype, device=device
             ),
-        )  # fmt: skip
+        )
         case.schedule.update(case.query_starts, case.context_lens)
         return case
 
@@ -104,10 +107,17 @@ class Case:
     def ours(self) -> torch.Tensor:
         one = self.q_THD.new_ones(1, dtype=torch.float32) if self.cache.dtype is torch.float8_e4m3fn else None
         return paged_attention(
-            self.q_THD, self.cache, query_starts=self.query_starts, context_lens=self.context_lens,
-            block_tables=self.block_tables, scale=self.scale, schedule=self.schedule, max_query_len=self.queries,
-            k_scale=one, v_scale=one,
-        )  # fmt: skip
+            self.q_THD,
+            self.cache,
+            query_starts=self.query_starts,
+            context_lens=self.context_lens,
+            block_tables=self.block_tables,
+            scale=self.scale,
+            schedule=self.schedule,
+            max_query_len=self.queries,
+            k_scale=one,
+            v_scale=one,
+        )
 
     def contiguous(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """q, k and v as SDPA takes them, [batch, heads, tokens, head size]."""
@@ -122,9 +132,13 @@ class Case:
             q, k, v = self.contiguous()
             return _sdpa(q.float(), k.float(), v.float(), self.queries > 1).transpose(1, 2).flatten(0, 1)
         return reference.paged_attention(
-            self.q_THD, self.cache.permute(0, 3, 1, 2, 4), query_starts=self.query_starts.numpy(),
-            context_lens=self.context_lens.numpy(), block_tables=np.asarray(self.block_tables), scale=self.scale,
-        )  # fmt: skip
+            self.q_THD,
+            self.cache.permute(0, 3, 1, 2, 4),
+            query_starts=self.query_starts.numpy(),
+            context_lens=self.context_lens.numpy(),
+            block_tables=np.asarray(self.block_tables),
+            scale=self.scale,
+        )
 
 
 def run(report: Report, *, toy: bool) -> None:
@@ -135,9 +149,13 @@ def run(report: Report, *, toy: bool) -> None:
         case = Case.make(TOY, 1, 33, 33, report.device, torch.bfloat16)
         q, k, v = case.contiguous()
         report.check(
-            OP, "toy, SDPA", _sdpa(q, k, v, causal=True).transpose(1, 2).flatten(0, 1), case.expected(),
-            rtol=_TOLERANCE, atol=_TOLERANCE,
-        )  # fmt: skip
+            OP,
+            "toy, SDPA",
+            _sdpa(q, k, v, causal=True).transpose(1, 2).flatten(0, 1),
+            case.expected(),
+            rtol=_TOLERANCE,
+            atol=_TOLERANCE,
+        )
         report.row(OP, case.name, "ours", report.milliseconds(case.ours))
         return
     for shape in ((3, 1, 5_000), (300, 1, 100), (2, 700, 700)):
@@ -162,9 +180,14 @@ def _compare_e4m3_decodes(report: Report, batch: int, context: int) -> None:
     expected = case.ours()
     for name, (tiles, pairs) in E4M3_DECODES.items():
         schedule = AttentionSchedule(
-            LLAMA_8B, max_num_seqs=batch, max_context_len=context, cache_dtype=torch.float8_e4m3fn,
-            device=report.device, tiles=tiles, pairs=pairs,
-        )  # fmt: skip
+            LLAMA_8B,
+            max_num_seqs=batch,
+            max_context_len=context,
+            cache_dtype=torch.float8_e4m3fn,
+            device=report.device,
+            tiles=tiles,
+            pairs=pairs,
+        )
         schedule.update(case.query_starts, case.context_lens)
         variant = replace(case, schedule=schedule)
         report.check(OP, f"{case.name}, {name}", variant.ours(), expected, rtol=_TOLERANCE, atol=_TOLERANCE)
@@ -209,9 +232,14 @@ def _rows(report: Report, case: Case, ways: dict[str, Callable[[], object]]) -> 
             report.row(OP, case.name, way, milliseconds, tflops=case.flop / milliseconds / 1e9)
         else:
             report.row(
-                OP, case.name, way, milliseconds, share_of_copy=report.share_of_copy(case.kv_bytes, milliseconds),
-                share_of_reads=report.share_of_reads(case.kv_bytes, milliseconds), kv_gb=case.kv_bytes / 1e9,
-            )  # fmt: skip
+                OP,
+                case.name,
+                way,
+                milliseconds,
+                share_of_copy=report.share_of_copy(case.kv_bytes, milliseconds),
+                share_of_reads=report.share_of_reads(case.kv_bytes, milliseconds),
+                kv_gb=case.kv_bytes / 1e9,
+            )
 
 
 def _peers(case: Case) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -261,7 +289,14 @@ def _flashinfer_decode(flashinfer: object, case: Case) -> Callable[[], object]:
     last = torch.full_like(case.context_lens, (case.context - 1) % _BLOCK_SIZE + 1)
     heads = case.heads
     wrapper.plan(
-        starts, case.block_tables.flatten(), last, heads.num_heads, heads.num_kv_heads, heads.head_size, _BLOCK_SIZE,
-        q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16,
-    )  # fmt: skip
+        starts,
+        case.block_tables.flatten(),
+        last,
+        heads.num_heads,
+        heads.num_kv_heads,
+        heads.head_size,
+        _BLOCK_SIZE,
+        q_data_type=torch.bfloat16,
+        kv_data_type=torch.bfloat16,
+    )
     return lambda: wrapper.run(case.q_THD, case.cache)

@@ -36,9 +36,13 @@ def _step(report: Report, num_tokens: int, num_heads: int, num_kv_heads: int, he
 
     measure(report, "rope", case, "rope", 2 * num_bytes_of(q, k), lambda: rope_(q, k, cos_sin))
     measure(
-        report, "rope", case, "cos_sin", num_bytes_of(positions, cos_sin),
+        report,
+        "rope",
+        case,
+        "cos_sin",
+        num_bytes_of(positions, cos_sin),
         lambda: cos_sin_rows(positions, frequencies, out=cos_sin),
-    )  # fmt: skip
+    )
     num_blocks = num_tokens // _BLOCK_SIZE + 1
     shape = gpu_cache_shape(
         num_blocks=num_blocks, block_size=_BLOCK_SIZE, num_kv_heads=num_kv_heads, head_size=head_size
@@ -48,6 +52,10 @@ def _step(report: Report, num_tokens: int, num_heads: int, num_kv_heads: int, he
     weight = torch.ones(head_size, device=report.device)
     for way, norms in (("into the cache", None), ("norms, cache", HeadNorms(weight, weight, 1e-6))):
         measure(
-            report, "rope", case, way, 2 * num_bytes_of(qkv),
+            report,
+            "rope",
+            case,
+            way,
+            2 * num_bytes_of(qkv),
             lambda norms=norms: rope_cache_write(qkv, cos_sin, cache, slots, num_heads=num_heads, head_norms=norms),
-        )  # fmt: skip
+        )

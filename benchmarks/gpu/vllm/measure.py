@@ -15,12 +15,24 @@ from pathlib import Path
 from typing import Any
 
 _CONFIG = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
-    "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "max_position_embeddings": 131072,
-    "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16", "bos_token_id": 128000,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "max_position_embeddings": 131072,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 128000,
     "eos_token_id": 128001,
-}  # fmt: skip
+}
 _OPTIONS: dict[str, dict[str, Any]] = {"fp8": {"quantization": "fp8", "kv_cache_dtype": "fp8"}, "bf16": {}}
 _CONTEXT, _FEW, _MANY = 512, 8, 72
 
@@ -35,9 +47,15 @@ def main() -> int:
         Path(folder, "config.json").write_text(json.dumps(_CONFIG))
         begin = time.perf_counter()
         llm = LLM(
-            folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=2048, max_num_seqs=256,
-            max_num_batched_tokens=8192, enable_prefix_caching=False, **_OPTIONS[variant],
-        )  # fmt: skip
+            folder,
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            max_model_len=2048,
+            max_num_seqs=256,
+            max_num_batched_tokens=8192,
+            enable_prefix_caching=False,
+            **_OPTIONS[variant],
+        )
         _print(variant, "start", seconds=time.perf_counter() - begin)
         # Compiles what is left.
         _generate(llm, 4, _CONTEXT, _FEW)

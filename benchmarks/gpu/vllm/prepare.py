@@ -28,18 +28,51 @@ _LIMIT_MIB = 64
 # Parts that a Llama on one Hopper GPU does not use: an older FlashAttention; kernels for Blackwell, for MLA and for
 # other quantizations; a server; tools.
 _LEFT_OUT = (
-    "vllm/vllm-rs", "vllm/vllm_flash_attn/_vllm_fa2_C", "vllm/vllm_flash_attn/cute/", "vllm/third_party/fmha_sm100/",
-    "vllm/third_party/deep_gemm/", "vllm/_flashmla", "vllm/_qutlass_C", "vllm/benchmarks/",
-)  # fmt: skip
+    "vllm/vllm-rs",
+    "vllm/vllm_flash_attn/_vllm_fa2_C",
+    "vllm/vllm_flash_attn/cute/",
+    "vllm/third_party/fmha_sm100/",
+    "vllm/third_party/deep_gemm/",
+    "vllm/_flashmla",
+    "vllm/_qutlass_C",
+    "vllm/benchmarks/",
+)
 _BINARIES = ("vllm/_C_stable_libtorch", "vllm/_moe_C_stable_libtorch", "vllm/vllm_flash_attn/_vllm_fa3_C")
 _PACKAGES = (
-    "annotated-types", "blake3", "cachetools", "cbor2", "compressed-tensors==0.17.0", "depyf==0.20.0",
-    "diskcache==5.6.3", "fastapi<0.137,>=0.133", "ijson", "jsonschema", "jsonschema-specifications", "jiter",
-    "lark==1.2.2", "llguidance<1.8,>=1.7", "msgspec", "openai<3", "openai-harmony", "partial-json-parser",
-    "prometheus-fastapi-instrumentator", "pybase64", "pydantic==2.14.3", "pydantic-core==2.50.4", "python-json-logger",
-    "pyzmq", "referencing", "rpds-py", "setproctitle", "sniffio", "distro", "starlette", "typing-inspection",
-    "apache-tvm-ffi>=0.1.10", "xgrammar==0.2.9",
-)  # fmt: skip
+    "annotated-types",
+    "blake3",
+    "cachetools",
+    "cbor2",
+    "compressed-tensors==0.17.0",
+    "depyf==0.20.0",
+    "diskcache==5.6.3",
+    "fastapi<0.137,>=0.133",
+    "ijson",
+    "jsonschema",
+    "jsonschema-specifications",
+    "jiter",
+    "lark==1.2.2",
+    "llguidance<1.8,>=1.7",
+    "msgspec",
+    "openai<3",
+    "openai-harmony",
+    "partial-json-parser",
+    "prometheus-fastapi-instrumentator",
+    "pybase64",
+    "pydantic==2.14.3",
+    "pydantic-core==2.50.4",
+    "python-json-logger",
+    "pyzmq",
+    "referencing",
+    "rpds-py",
+    "setproctitle",
+    "sniffio",
+    "distro",
+    "starlette",
+    "typing-inspection",
+    "apache-tvm-ffi>=0.1.10",
+    "xgrammar==0.2.9",
+)
 _IMPORTS = """
 import vllm
 from vllm import LLM, SamplingParams
@@ -118,9 +151,12 @@ def check(folder: Path, python: str) -> int:
         install = ("-q", "--no-index", "--no-deps", "--no-compile", "--target", site)
         subprocess.run([python, "-m", "pip", "install", *install, *map(str, folder.glob("*.whl"))], check=True)
         environment = {
-            "PATH": "/usr/bin:/bin", "PYTHONPATH": site, "HOME": site, "VLLM_LOGGING_LEVEL": "ERROR",
+            "PATH": "/usr/bin:/bin",
+            "PYTHONPATH": site,
+            "HOME": site,
+            "VLLM_LOGGING_LEVEL": "ERROR",
             "LD_LIBRARY_PATH": str(_driver(Path(site))),
-        }  # fmt: skip
+        }
         return subprocess.run([python, "-c", _IMPORTS], env=environment).returncode
 
 

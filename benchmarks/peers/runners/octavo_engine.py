@@ -26,9 +26,14 @@ class Load:
 
     def run(self, work: Work) -> Outcome:
         sampling = pb.SamplingParams(
-            temperature=0.0, top_p=1.0, repetition_penalty=1.0, n=1, ignore_eos=True,
-            max_tokens=work.output, min_tokens=work.output,
-        )  # fmt: skip
+            temperature=0.0,
+            top_p=1.0,
+            repetition_penalty=1.0,
+            n=1,
+            ignore_eos=True,
+            max_tokens=work.output,
+            min_tokens=work.output,
+        )
         for prompt in work.prompts:
             self._count += 1
             self._engine.submit(self._count, prompt, sampling)

@@ -32,10 +32,19 @@ NUM_FIRST = 28
 
 # A dummy model, from which the scheduler reads its context length.
 MODEL = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 128,
-    "num_attention_heads": 4, "num_hidden_layers": 1, "num_key_value_heads": 4, "vocab_size": 32000,
-    "max_position_embeddings": 8192, "eos_token_id": 2, "bos_token_id": 1, "torch_dtype": "float32",
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
+    "max_position_embeddings": 8192,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+    "torch_dtype": "float32",
+}
 
 
 def make_scheduler(model: str, num_seqs: int, prompt_len: int, steps: int, block_size: int) -> Scheduler:

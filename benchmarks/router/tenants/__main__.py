@@ -58,9 +58,10 @@ _CASES: dict[str, dict[str, object]] = {
 _LONG_CASES: dict[str, dict[str, object]] = {
     "long outputs beside it": {"large_output_tokens": 8 * NUM_OUTPUT_TOKENS},
     "the same with a scarce KV cache": {
-        "large_output_tokens": 8 * NUM_OUTPUT_TOKENS, "settings": replace(SETTINGS, num_blocks=160),
+        "large_output_tokens": 8 * NUM_OUTPUT_TOKENS,
+        "settings": replace(SETTINGS, num_blocks=160),
     },
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

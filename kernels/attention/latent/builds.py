@@ -30,15 +30,24 @@ def _build(
 
     def step() -> None:
         schedule = MlaSchedule(
-            shape, max_num_seqs=max_num_seqs, max_context_len=1 << 17, cache_dtype=cache_dtype, device="meta",
+            shape,
+            max_num_seqs=max_num_seqs,
+            max_context_len=1 << 17,
+            cache_dtype=cache_dtype,
+            device="meta",
             queries_per_tile=queries_per_tile,
-        )  # fmt: skip
+        )
         mla_attention(
             bf16(num_rows, shape.num_heads, shape.entry_size),
             tensor(cache_dtype, *mla_cache_shape(num_blocks=64, block_size=16, shape=shape)),
-            query_starts=int32(num_rows + 1), context_lens=int32(num_rows), block_tables=int32(max_num_seqs, 2049),
-            table_rows=int32(num_rows), scale=0.07, schedule=schedule, kv_scale=float32(1) if is_e4m3 else None,
-        )  # fmt: skip
+            query_starts=int32(num_rows + 1),
+            context_lens=int32(num_rows),
+            block_tables=int32(max_num_seqs, 2049),
+            table_rows=int32(num_rows),
+            scale=0.07,
+            schedule=schedule,
+            kv_scale=float32(1) if is_e4m3 else None,
+        )
 
     build = recorded(f"{name}-sm{arch}", step, kernel=mla_decode_kernel, archs=(arch,), expects_vectors=True)
     return replace(build, expects_wgmma=arch == 90 and build.constexprs["LANES"] == 64)

@@ -33,9 +33,7 @@ class NativeMlaPlan:
     def __init__(self, kernels: NativeKernels, shape: LatentShape) -> None:
         assert shape.latent_size % 8 == shape.rope_size % 8 == 0
         self._kernels, self._shape = kernels, shape
-        self._struct = MlaStepStruct(
-            heads=shape.num_heads, latent_size=shape.latent_size, rope_size=shape.rope_size
-        )  # fmt: skip
+        self._struct = MlaStepStruct(heads=shape.num_heads, latent_size=shape.latent_size, rope_size=shape.rope_size)
         # Keeps alive what the struct points to.
         self._step: StepRows | None = None
 

@@ -35,11 +35,34 @@ _PIECE = tl.constexpr(64)
 
 @jit(do_not_specialize=["num_rows"])
 def mla_decode_kernel(
-    q, cache, out, query_starts, context_lens, block_tables, table_rows, starts, partial_sums, partial_values,
-    own_values, kv_scale, factor, num_rows, q_stride, out_stride, table_stride, line_stride,
-    HEAD_GROUPS: tl.constexpr, GROUP: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    LANES: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr, PAIRS: tl.constexpr,
-):  # fmt: skip
+    q,
+    cache,
+    out,
+    query_starts,
+    context_lens,
+    block_tables,
+    table_rows,
+    starts,
+    partial_sums,
+    partial_values,
+    own_values,
+    kv_scale,
+    factor,
+    num_rows,
+    q_stride,
+    out_stride,
+    table_stride,
+    line_stride,
+    HEAD_GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    LANES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
     """A fixed number of programs loop over pieces of work: (row, tile of queries, group of heads, one chunk or all).
     own_values: [programs, 2, LANES, LATENT], each program's own memory for folding.
 
@@ -144,7 +167,7 @@ def _own(own_values, LANES: tl.constexpr, LATENT: tl.constexpr):
 @jit
 def _piece_of_work(
     query_starts, context_lens, starts, row, item, line_stride, HEAD_GROUPS: tl.constexpr, QUERIES: tl.constexpr
-):  # fmt: skip
+):
     """The row's first query, queries and context; the first query, the group of heads and the chunk of this item's
     tile; the row's first partial sum and number of chunks, and if it is split into them."""
     first_query = tl.load(query_starts + row)
@@ -183,9 +206,16 @@ def _through_memory(own, q_latent, q_rope):
 
 @jit
 def _load_entries(
-    cache, table, start, high,
-    LATENT: tl.constexpr, ROPE: tl.constexpr, BLOCK_SIZE: tl.constexpr, TOKENS: tl.constexpr, PAIRS: tl.constexpr,
-):  # fmt: skip
+    cache,
+    table,
+    start,
+    high,
+    LATENT: tl.constexpr,
+    ROPE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
     """Latents [TOKENS, LATENT] and rope parts [TOKENS, ROPE] of the tokens from `start` on; zeros, unread, from `high`
     on. With PAIRS, as float16 with the even columns first."""
     HALVES: tl.constexpr = tl.constexpr(2 if PAIRS is not None else 1)
@@ -317,14 +347,36 @@ def mla_attention(
 
     num_rows, starts, groups = len(context_lens), schedule.starts, schedule.heads
     mla_decode_kernel[(schedule.num_programs,)](
-        q_THE, kernel_view(cache) if schedule.pairs is None else pair_view(cache), out_THL,
-        query_starts, context_lens, block_tables, table_rows, starts, schedule.partial_sums, schedule.partial_values,
-        schedule.own_values, kv_scale, scale * LOG2E.value,
-        num_rows, q_THE.stride(0), out_THL.stride(0), block_tables.stride(0), starts.stride(0),
-        HEAD_GROUPS=groups.num_kv_heads, GROUP=groups.group_size, LATENT=shape.latent_size, ROPE=shape.rope_size,
-        BLOCK_SIZE=cache.shape[1], LANES=tiles.lanes, TOKENS=tiles.tokens, CHUNK=schedule.chunk, PAIRS=schedule.pairs,
-        num_warps=tiles.num_warps, num_stages=tiles.num_stages,
-    )  # fmt: skip
+        q_THE,
+        kernel_view(cache) if schedule.pairs is None else pair_view(cache),
+        out_THL,
+        query_starts,
+        context_lens,
+        block_tables,
+        table_rows,
+        starts,
+        schedule.partial_sums,
+        schedule.partial_values,
+        schedule.own_values,
+        kv_scale,
+        scale * LOG2E.value,
+        num_rows,
+        q_THE.stride(0),
+        out_THL.stride(0),
+        block_tables.stride(0),
+        starts.stride(0),
+        HEAD_GROUPS=groups.num_kv_heads,
+        GROUP=groups.group_size,
+        LATENT=shape.latent_size,
+        ROPE=shape.rope_size,
+        BLOCK_SIZE=cache.shape[1],
+        LANES=tiles.lanes,
+        TOKENS=tiles.tokens,
+        CHUNK=schedule.chunk,
+        PAIRS=schedule.pairs,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+    )
     if may_split:
         reduce_chunks(out_THL, query_starts, schedule, v_scale=kv_scale)
     return out_THL

@@ -21,7 +21,15 @@ class NativePackedPlan:
         assert out_THD.is_contiguous()
         _, num_heads, head_size = q_THD.shape
         self._kernels.packed_attention(
-            self._starts.ctypes.data, len(self._starts) - 1, q_THD.data_ptr(), k_THD.data_ptr(), v_THD.data_ptr(),
-            q_THD.stride(0), num_heads, head_size, scale, out_THD.data_ptr(),
-        )  # fmt: skip
+            self._starts.ctypes.data,
+            len(self._starts) - 1,
+            q_THD.data_ptr(),
+            k_THD.data_ptr(),
+            v_THD.data_ptr(),
+            q_THD.stride(0),
+            num_heads,
+            head_size,
+            scale,
+            out_THD.data_ptr(),
+        )
         return out_THD

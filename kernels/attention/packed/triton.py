@@ -34,12 +34,24 @@ class TritonPackedPlan:
         _, num_heads, head_size = q_THD.shape
         padded = max(16, next_power_of_2(head_size))
         packed_attention_kernel[(len(self._tiles), num_heads)](
-            q_THD, k_THD, v_THD, out_THD, self._tiles,
-            q_THD.stride(0), k_THD.stride(0), v_THD.stride(0), out_THD.stride(0), scale * LOG2E.value,
-            D=head_size, D_PADDED=padded, QUERIES=QUERIES, TOKENS=TOKENS,
+            q_THD,
+            k_THD,
+            v_THD,
+            out_THD,
+            self._tiles,
+            q_THD.stride(0),
+            k_THD.stride(0),
+            v_THD.stride(0),
+            out_THD.stride(0),
+            scale * LOG2E.value,
+            D=head_size,
+            D_PADDED=padded,
+            QUERIES=QUERIES,
+            TOKENS=TOKENS,
             # With 4 warps, heads of 72 and 80 numbers spill 184 to 256 bytes on sm_80 and sm_89.
-            num_warps=4 if padded <= 64 else 8, num_stages=_NUM_STAGES,
-        )  # fmt: skip
+            num_warps=4 if padded <= 64 else 8,
+            num_stages=_NUM_STAGES,
+        )
         return out_THD
 
 

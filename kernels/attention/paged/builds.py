@@ -88,18 +88,31 @@ def _step(
 
     def run() -> None:
         schedule = AttentionSchedule(
-            heads, max_num_seqs=max_num_seqs, max_context_len=1 << 17, cache_dtype=cache_dtype or dtype, device="meta",
-            window=window, attention_chunk=attention_chunk, batch_invariant=batch_invariant,
-            most_queries=most_queries, pairs=pairs,
-        )  # fmt: skip
+            heads,
+            max_num_seqs=max_num_seqs,
+            max_context_len=1 << 17,
+            cache_dtype=cache_dtype or dtype,
+            device="meta",
+            window=window,
+            attention_chunk=attention_chunk,
+            batch_invariant=batch_invariant,
+            most_queries=most_queries,
+            pairs=pairs,
+        )
         schedule.update(query_starts, context_lens)
         cache = gpu_cache_shape(
             num_blocks=64, block_size=block_size, num_kv_heads=heads.num_kv_heads, head_size=heads.head_size
         )
         paged_attention(
-            tensor(dtype, num_tokens, heads.num_heads, heads.head_size), tensor(cache_dtype or dtype, *cache),
-            query_starts=query_starts, context_lens=context_lens, block_tables=int32(max_num_seqs, 2049),
-            table_rows=int32(num_rows), scale=heads.head_size**-0.5, schedule=schedule, **layer,
-        )  # fmt: skip
+            tensor(dtype, num_tokens, heads.num_heads, heads.head_size),
+            tensor(cache_dtype or dtype, *cache),
+            query_starts=query_starts,
+            context_lens=context_lens,
+            block_tables=int32(max_num_seqs, 2049),
+            table_rows=int32(num_rows),
+            scale=heads.head_size**-0.5,
+            schedule=schedule,
+            **layer,
+        )
 
     return run

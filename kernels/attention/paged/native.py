@@ -53,9 +53,12 @@ class NativeAttentionPlan:
         assert heads.head_size % 8 == 0
         self._kernels = kernels
         self._struct = AttentionStepStruct(
-            heads=heads.num_heads, kv_heads=heads.num_kv_heads, head_size=heads.head_size, window=window,
+            heads=heads.num_heads,
+            kv_heads=heads.num_kv_heads,
+            head_size=heads.head_size,
+            window=window,
             attention_chunk=attention_chunk,
-        )  # fmt: skip
+        )
         # Keeps alive what the struct points to.
         self._step: StepRows | None = None
         self._items, self._splits, self._sharers = (np.empty(0, np.int32) for _ in range(3))
@@ -104,7 +107,14 @@ class NativeAttentionPlan:
         assert out_THD.is_contiguous()
         k_scale, v_scale = (1.0, 1.0) if kv_scales is None else (kv_scales.k.item(), kv_scales.v.item())
         self._kernels.attention(
-            ctypes.addressof(self._struct), q_THD.data_ptr(), q_THD.stride(0), cache.data_ptr(), scale * k_scale,
-            soft_cap, None if sinks_H is None else sinks_H.data_ptr(), v_scale, out_THD.data_ptr(),
-        )  # fmt: skip
+            ctypes.addressof(self._struct),
+            q_THD.data_ptr(),
+            q_THD.stride(0),
+            cache.data_ptr(),
+            scale * k_scale,
+            soft_cap,
+            None if sinks_H is None else sinks_H.data_ptr(),
+            v_scale,
+            out_THD.data_ptr(),
+        )
         return out_THD

@@ -91,16 +91,38 @@ def paged_attention(
         prefill = schedule.prefill
         num_tiles = num_tokens // prefill.queries(heads.group_size) + num_rows
         prefill_kernel[(num_tiles, heads.num_kv_heads)](
-            q_THD, kv, out_THD, *step, *changes, *strides, **shape, **form,
-            LANES=prefill.lanes, TOKENS=prefill.tokens, num_warps=prefill.num_warps, num_stages=prefill.num_stages,
-        )  # fmt: skip
+            q_THD,
+            kv,
+            out_THD,
+            *step,
+            *changes,
+            *strides,
+            **shape,
+            **form,
+            LANES=prefill.lanes,
+            TOKENS=prefill.tokens,
+            num_warps=prefill.num_warps,
+            num_stages=prefill.num_stages,
+        )
     if has_decodes:
         decode_kernel[(schedule.num_programs,)](
-            q_THD, kv if schedule.pairs is None else pair_view(cache), out_THD, *step,
-            schedule.partial_sums, schedule.partial_values, *changes, *strides, **shape, **form,
-            LANES=decode.lanes, TOKENS=decode.tokens, CHUNK=schedule.chunk, PAIRS=schedule.pairs,
-            num_warps=decode.num_warps, num_stages=decode.num_stages,
-        )  # fmt: skip
+            q_THD,
+            kv if schedule.pairs is None else pair_view(cache),
+            out_THD,
+            *step,
+            schedule.partial_sums,
+            schedule.partial_values,
+            *changes,
+            *strides,
+            **shape,
+            **form,
+            LANES=decode.lanes,
+            TOKENS=decode.tokens,
+            CHUNK=schedule.chunk,
+            PAIRS=schedule.pairs,
+            num_warps=decode.num_warps,
+            num_stages=decode.num_stages,
+        )
     if has_decodes and may_split:
         reduce_chunks(out_THD, query_starts, schedule, sinks=sinks, v_scale=v_scale, scale_per_head=scale_per_head)
     return out_THD

@@ -30,12 +30,39 @@ from kernels.triton_common.jit import jit
 
 @jit(do_not_specialize=["num_rows"])
 def decode_kernel(
-    q, cache, out, query_starts, context_lens, block_tables, table_rows, starts, partial_sums, partial_values,
-    sinks, k_scale, v_scale, factor, num_rows, q_stride, out_stride, table_stride, line_stride,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    LANES: tl.constexpr, TOKENS: tl.constexpr, CHUNK: tl.constexpr, WINDOW: tl.constexpr,
-    ATTENTION_CHUNK: tl.constexpr, SOFT_CAP: tl.constexpr, SCALE_PER_HEAD: tl.constexpr, PAIRS: tl.constexpr,
-):  # fmt: skip
+    q,
+    cache,
+    out,
+    query_starts,
+    context_lens,
+    block_tables,
+    table_rows,
+    starts,
+    partial_sums,
+    partial_values,
+    sinks,
+    k_scale,
+    v_scale,
+    factor,
+    num_rows,
+    q_stride,
+    out_stride,
+    table_stride,
+    line_stride,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    D_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    LANES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ATTENTION_CHUNK: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    SCALE_PER_HEAD: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
     """A fixed number of programs loop over pieces of work: (row, tile of queries, KV head, one chunk or all).
 
     PAIRS: for a cache of e4m3 given as uint16, a pair a number, the form in which `attend_pairs` converts them; acc
@@ -101,14 +128,40 @@ def decode_kernel(
             )
             if PAIRS is not None:
                 m, w, acc, acc_odd = attend_pairs(
-                    m, w, acc, acc_odd, q_tile, q_odd, k, v, start, lane_position, key_factor,
-                    SOFT_CAP, WINDOW, ATTENTION_CHUNK, TOKENS, PAIRS,
-                )  # fmt: skip
+                    m,
+                    w,
+                    acc,
+                    acc_odd,
+                    q_tile,
+                    q_odd,
+                    k,
+                    v,
+                    start,
+                    lane_position,
+                    key_factor,
+                    SOFT_CAP,
+                    WINDOW,
+                    ATTENTION_CHUNK,
+                    TOKENS,
+                    PAIRS,
+                )
             else:
                 m, w, acc = attend_tile(
-                    m, w, acc, q_tile, k, v, start, lane_position, key_factor,
-                    SOFT_CAP, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=True,
-                )  # fmt: skip
+                    m,
+                    w,
+                    acc,
+                    q_tile,
+                    k,
+                    v,
+                    start,
+                    lane_position,
+                    key_factor,
+                    SOFT_CAP,
+                    WINDOW,
+                    ATTENTION_CHUNK,
+                    TOKENS,
+                    MASKED=True,
+                )
 
         if is_split:
             values = tl.interleave(acc, acc_odd) if PAIRS is not None else acc
@@ -127,12 +180,35 @@ def decode_kernel(
 
 @jit(do_not_specialize=["num_rows"])
 def prefill_kernel(
-    q, cache, out, query_starts, context_lens, block_tables, table_rows, starts,
-    sinks, k_scale, v_scale, factor, num_rows, q_stride, out_stride, table_stride, line_stride,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    LANES: tl.constexpr, TOKENS: tl.constexpr, WINDOW: tl.constexpr, ATTENTION_CHUNK: tl.constexpr,
-    SOFT_CAP: tl.constexpr, SCALE_PER_HEAD: tl.constexpr,
-):  # fmt: skip
+    q,
+    cache,
+    out,
+    query_starts,
+    context_lens,
+    block_tables,
+    table_rows,
+    starts,
+    sinks,
+    k_scale,
+    v_scale,
+    factor,
+    num_rows,
+    q_stride,
+    out_stride,
+    table_stride,
+    line_stride,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    D_PADDED: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    LANES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    ATTENTION_CHUNK: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
+    SCALE_PER_HEAD: tl.constexpr,
+):
     """One program per KV head and tile of queries. The grid covers the most tiles possible; surplus programs exit.
 
     Tiles go from last to first: the last queries see most, and short tiles fill the gaps at the end. Tiles of one head
@@ -179,25 +255,61 @@ def prefill_kernel(
                     cache, table, kv_head, start, low, high, KV_HEADS, D, D_PADDED, BLOCK_SIZE, TOKENS, MASKED=True
                 )
                 m, w, acc = attend_tile(
-                    m, w, acc, q_tile, k, v, start, lane_position, key_factor,
-                    SOFT_CAP, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=True,
-                )  # fmt: skip
+                    m,
+                    w,
+                    acc,
+                    q_tile,
+                    k,
+                    v,
+                    start,
+                    lane_position,
+                    key_factor,
+                    SOFT_CAP,
+                    WINDOW,
+                    ATTENTION_CHUNK,
+                    TOKENS,
+                    MASKED=True,
+                )
             begin = tl.maximum(begin, tl.cdiv(whole, TOKENS) * TOKENS)
         for start in range(begin, diagonal, TOKENS):
             k, v = load_tile(
                 cache, table, kv_head, start, low, high, KV_HEADS, D, D_PADDED, BLOCK_SIZE, TOKENS, MASKED=False
             )
             m, w, acc = attend_tile(
-                m, w, acc, q_tile, k, v, start, lane_position, key_factor,
-                SOFT_CAP, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=False,
-            )  # fmt: skip
+                m,
+                w,
+                acc,
+                q_tile,
+                k,
+                v,
+                start,
+                lane_position,
+                key_factor,
+                SOFT_CAP,
+                WINDOW,
+                ATTENTION_CHUNK,
+                TOKENS,
+                MASKED=False,
+            )
         for start in range(tl.maximum(begin, diagonal), high, TOKENS):
             k, v = load_tile(
                 cache, table, kv_head, start, low, high, KV_HEADS, D, D_PADDED, BLOCK_SIZE, TOKENS, MASKED=True
             )
             m, w, acc = attend_tile(
-                m, w, acc, q_tile, k, v, start, lane_position, key_factor,
-                SOFT_CAP, WINDOW, ATTENTION_CHUNK, TOKENS, MASKED=True,
-            )  # fmt: skip
+                m,
+                w,
+                acc,
+                q_tile,
+                k,
+                v,
+                start,
+                lane_position,
+                key_factor,
+                SOFT_CAP,
+                WINDOW,
+                ATTENTION_CHUNK,
+                TOKENS,
+                MASKED=True,
+            )
         result = normalized(w, acc, load_scale(v_scale, kv_head, SCALE_PER_HEAD))
         store_lanes(out, result, first_query, lane_query, lane_head, active, out_stride, D, D_PADDED)

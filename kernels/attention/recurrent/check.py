@@ -31,10 +31,15 @@ def _check(kernels: NativeKernels, shape: RecurrentShape, generator: torch.Gener
 
     heads, has_skip = shape.num_heads, shape.rule == "mamba2"
     weights = RecurrentWeights(
-        taps_WC=random(shape.num_taps, shape.channels) / 2, bias_C=random(shape.channels), rate_H=-random(heads).exp(),
-        step_bias_H=random(heads), skip_H=random(heads) if has_skip else None, norm=random(shape.results), eps=1e-5,
+        taps_WC=random(shape.num_taps, shape.channels) / 2,
+        bias_C=random(shape.channels),
+        rate_H=-random(heads).exp(),
+        step_bias_H=random(heads),
+        skip_H=random(heads) if has_skip else None,
+        norm=random(shape.results),
+        eps=1e-5,
         steps=(0.25, 2.0) if has_skip else (0.0, float("inf")),
-    )  # fmt: skip
+    )
     backend = native_backend(torch.float32, kernels)
     layer, step = RecurrentLayer(shape, weights, backend), RecurrentStep(backend)
     cache = random(5, shape.slot)

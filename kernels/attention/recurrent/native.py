@@ -86,11 +86,18 @@ class NativeLayer:
         self._kernels, self._shape = kernels, shape
         self._tensors = {name: tensor.float().contiguous() for name, tensor in tensors.items()}
         self._struct = _LayerStruct(
-            rule=_RULES.index(shape.rule), heads=shape.num_heads, groups=shape.num_groups, key_size=shape.key_size,
-            value_size=shape.value_size, num_taps=shape.num_taps, norm_size=shape.norm_size, eps=weights.eps,
-            least_step=weights.steps[0], most_step=weights.steps[1],
+            rule=_RULES.index(shape.rule),
+            heads=shape.num_heads,
+            groups=shape.num_groups,
+            key_size=shape.key_size,
+            value_size=shape.value_size,
+            num_taps=shape.num_taps,
+            norm_size=shape.norm_size,
+            eps=weights.eps,
+            least_step=weights.steps[0],
+            most_step=weights.steps[1],
             **{name: tensor.data_ptr() for name, tensor in self._tensors.items()},
-        )  # fmt: skip
+        )
 
     def __call__(
         self, x_TF: torch.Tensor, cache: torch.Tensor, step: NativeStep, mixed_TC: torch.Tensor, out: torch.Tensor
@@ -106,6 +113,10 @@ class NativeLayer:
             assert tensor.is_contiguous()
         self._struct.step = step.address
         self._kernels.recurrent(
-            ctypes.addressof(self._struct), x_TF.data_ptr(), num_tokens, cache.data_ptr(), mixed_TC.data_ptr(),
+            ctypes.addressof(self._struct),
+            x_TF.data_ptr(),
+            num_tokens,
+            cache.data_ptr(),
+            mixed_TC.data_ptr(),
             out.data_ptr(),
-        )  # fmt: skip
+        )

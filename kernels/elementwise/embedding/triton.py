@@ -38,9 +38,17 @@ def embedding(
     if num_tokens:
         tile = min(_TILE, next_power_of_2(size))
         _embedding_kernel[(num_tokens, cdiv(size, tile))](
-            ids_T, table_VN, out, first_id, len(table_VN), table_VN.stride(0), out.stride(0),
-            SIZE=size, TILE=tile, num_warps=_NUM_WARPS,
-        )  # fmt: skip
+            ids_T,
+            table_VN,
+            out,
+            first_id,
+            len(table_VN),
+            table_VN.stride(0),
+            out.stride(0),
+            SIZE=size,
+            TILE=tile,
+            num_warps=_NUM_WARPS,
+        )
     return out
 
 

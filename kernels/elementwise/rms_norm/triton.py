@@ -131,11 +131,23 @@ def _launch(
         return
     groups, num_warps = tile_of(x_TN.shape[1])
     _rms_norm_kernel[(len(x_TN),)](
-        x_TN, residual_TN, weight_N, out_TN, scales, eps, len(x_TN),
-        x_TN.stride(0), 0 if residual_TN is None else residual_TN.stride(0), out_TN.stride(0),
-        SIZE=x_TN.shape[1], NORM_DTYPE=_TRITON_DTYPES[norm_dtype], QUANTIZATION=quantization.value,
-        POWER_OF_TWO=power_of_two, GROUPS=groups, num_warps=num_warps,
-    )  # fmt: skip
+        x_TN,
+        residual_TN,
+        weight_N,
+        out_TN,
+        scales,
+        eps,
+        len(x_TN),
+        x_TN.stride(0),
+        0 if residual_TN is None else residual_TN.stride(0),
+        out_TN.stride(0),
+        SIZE=x_TN.shape[1],
+        NORM_DTYPE=_TRITON_DTYPES[norm_dtype],
+        QUANTIZATION=quantization.value,
+        POWER_OF_TWO=power_of_two,
+        GROUPS=groups,
+        num_warps=num_warps,
+    )
 
 
 @jit(do_not_specialize=["num_tokens"])

@@ -33,9 +33,11 @@ class CosSinTable:
         assert self._num_pairs >= len(frequencies_P)
         self._frequencies_P, self._magnitude = frequencies_P.float().contiguous().to(backend.device), magnitude
         self._struct = CosSinTableStruct(
-            frequencies=self._frequencies_P.data_ptr(), magnitude=magnitude, rotated=len(frequencies_P),
+            frequencies=self._frequencies_P.data_ptr(),
+            magnitude=magnitude,
+            rotated=len(frequencies_P),
             pairs=self._num_pairs,
-        )  # fmt: skip
+        )
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -80,9 +80,16 @@ def cos_sin_rows(
     assert out.is_contiguous()
     if num_tokens:
         _cos_sin_kernel[(cdiv(num_tokens, _TOKENS_OF_ROWS),)](
-            positions_T, frequencies_P, out, magnitude, num_tokens,
-            NUM_PAIRS=num_pairs, TOKENS=_TOKENS_OF_ROWS, PAIRS=next_power_of_2(num_pairs), num_warps=_NUM_WARPS,
-        )  # fmt: skip
+            positions_T,
+            frequencies_P,
+            out,
+            magnitude,
+            num_tokens,
+            NUM_PAIRS=num_pairs,
+            TOKENS=_TOKENS_OF_ROWS,
+            PAIRS=next_power_of_2(num_pairs),
+            num_warps=_NUM_WARPS,
+        )
     return out
 
 
@@ -113,11 +120,23 @@ def rope_(
     num_kv_heads, pairs = k_TKD.shape[1], next_power_of_2(num_pairs)
     heads = min(max(1, _TILE // (2 * pairs)), next_power_of_2(max(num_heads, num_kv_heads)))
     _rope_kernel[(num_tokens, cdiv(num_heads, heads) + cdiv(num_kv_heads, heads))](
-        q_THD, k_TKD, cos_sin_LR, positions_T,
-        q_THD.stride(0), q_THD.stride(1), k_TKD.stride(0), k_TKD.stride(1), cos_sin_LR.stride(0),
-        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, NUM_PAIRS=num_pairs, INTERLEAVED=interleaved,
-        HEADS=heads, PAIRS=pairs, num_warps=_NUM_WARPS,
-    )  # fmt: skip
+        q_THD,
+        k_TKD,
+        cos_sin_LR,
+        positions_T,
+        q_THD.stride(0),
+        q_THD.stride(1),
+        k_TKD.stride(0),
+        k_TKD.stride(1),
+        cos_sin_LR.stride(0),
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        NUM_PAIRS=num_pairs,
+        INTERLEAVED=interleaved,
+        HEADS=heads,
+        PAIRS=pairs,
+        num_warps=_NUM_WARPS,
+    )
 
 
 def check_cos_sin(cos_sin_LR: torch.Tensor, positions_T: torch.Tensor | None, num_tokens: int, head_size: int) -> int:
@@ -231,11 +250,27 @@ def _rope_kernel(
     num_q_tiles: tl.constexpr = (NUM_HEADS + HEADS - 1) // HEADS
     if tile < num_q_tiles:
         _turn_heads(
-            q_THD + token * q_token_stride, tile * HEADS, q_head_stride, cos_1P, sin_1P,
-            NUM_HEADS, NUM_PAIRS, INTERLEAVED, HEADS, PAIRS,
-        )  # fmt: skip
+            q_THD + token * q_token_stride,
+            tile * HEADS,
+            q_head_stride,
+            cos_1P,
+            sin_1P,
+            NUM_HEADS,
+            NUM_PAIRS,
+            INTERLEAVED,
+            HEADS,
+            PAIRS,
+        )
     else:
         _turn_heads(
-            k_TKD + token * k_token_stride, (tile - num_q_tiles) * HEADS, k_head_stride, cos_1P, sin_1P,
-            NUM_KV_HEADS, NUM_PAIRS, INTERLEAVED, HEADS, PAIRS,
-        )  # fmt: skip
+            k_TKD + token * k_token_stride,
+            (tile - num_q_tiles) * HEADS,
+            k_head_stride,
+            cos_1P,
+            sin_1P,
+            NUM_KV_HEADS,
+            NUM_PAIRS,
+            INTERLEAVED,
+            HEADS,
+            PAIRS,
+        )

@@ -47,9 +47,15 @@ def silu_mul(
     if out.numel():
         tile = min(_TILE, next_power_of_2(size))
         _silu_mul_kernel[(num_tokens, cdiv(size, tile))](
-            gate_up_T2N, out, gate_up_T2N.stride(0), out.stride(0),
-            SIZE=size, ACTIVATION=ACTIVATIONS[activation], TILE=tile, num_warps=_NUM_WARPS,
-        )  # fmt: skip
+            gate_up_T2N,
+            out,
+            gate_up_T2N.stride(0),
+            out.stride(0),
+            SIZE=size,
+            ACTIVATION=ACTIVATIONS[activation],
+            TILE=tile,
+            num_warps=_NUM_WARPS,
+        )
     return out
 
 
@@ -67,10 +73,16 @@ def silu_mul_quantize_tokens(
     if q_TN.numel():
         tile = min(_MAX_ROW_TILE, next_power_of_2(size))
         _silu_mul_tokens_kernel[(num_tokens,)](
-            gate_up_T2N, q_TN, scales_T1, gate_up_T2N.stride(0),
-            SIZE=size, ACTIVATION=ACTIVATIONS[activation], POWER_OF_TWO=power_of_two, TILE=tile,
+            gate_up_T2N,
+            q_TN,
+            scales_T1,
+            gate_up_T2N.stride(0),
+            SIZE=size,
+            ACTIVATION=ACTIVATIONS[activation],
+            POWER_OF_TWO=power_of_two,
+            TILE=tile,
             num_warps=row_warps(tile),
-        )  # fmt: skip
+        )
     return q_TN, scales_T1
 
 
@@ -90,10 +102,17 @@ def silu_mul_quantize_groups(
     if q_TN.numel():
         groups = min(_TILE // GROUP, next_power_of_2(num_groups))
         _silu_mul_groups_kernel[(num_tokens, cdiv(num_groups, groups))](
-            gate_up_T2N, q_TN, scales_TG, gate_up_T2N.stride(0), num_tokens,
-            SIZE=size, ACTIVATION=ACTIVATIONS[activation], POWER_OF_TWO=power_of_two, GROUPS=groups,
+            gate_up_T2N,
+            q_TN,
+            scales_TG,
+            gate_up_T2N.stride(0),
+            num_tokens,
+            SIZE=size,
+            ACTIVATION=ACTIVATIONS[activation],
+            POWER_OF_TWO=power_of_two,
+            GROUPS=groups,
             num_warps=_NUM_WARPS,
-        )  # fmt: skip
+        )
     return q_TN, scales_TG
 
 

@@ -88,12 +88,26 @@ def invariant_gemm(
     if split:
         result = torch.empty((cut.num_parts * M, N), dtype=torch.float32, device=x_MK.device)
     _gemm_kernel[(_num_tiles(M, N, tile), cut.num_parts if split else 1)](
-        x_MK, weight_NK, result, None if split else bias_N, M, N, K, x_MK.stride(0), weight_NK.stride(0),
-        result.stride(0), cut.steps,
-        FOLD=cut.num_parts > 1 and not split, EVEN_K=K % tile.block_k == 0, GROUP_M=_GROUP_M,
-        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
-    )  # fmt: skip
+        x_MK,
+        weight_NK,
+        result,
+        None if split else bias_N,
+        M,
+        N,
+        K,
+        x_MK.stride(0),
+        weight_NK.stride(0),
+        result.stride(0),
+        cut.steps,
+        FOLD=cut.num_parts > 1 and not split,
+        EVEN_K=K % tile.block_k == 0,
+        GROUP_M=_GROUP_M,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        BLOCK_K=tile.block_k,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
     if split:
         add_parts(result, out_MN, bias_N, cut.num_parts)
 
@@ -102,9 +116,16 @@ def add_parts(parts_PN: torch.Tensor, out_MN: torch.Tensor, bias_N: torch.Tensor
     """Fills out_MN with the sums of parts of K, float32 [num_parts * M, N], and the bias."""
     M, N = out_MN.shape
     _add_parts_kernel[(M, cdiv(N, _REDUCE_TILE))](
-        parts_PN, out_MN, bias_N, M, N, out_MN.stride(0),
-        PARTS=num_parts, TILE=_REDUCE_TILE, num_warps=_REDUCE_WARPS,
-    )  # fmt: skip
+        parts_PN,
+        out_MN,
+        bias_N,
+        M,
+        N,
+        out_MN.stride(0),
+        PARTS=num_parts,
+        TILE=_REDUCE_TILE,
+        num_warps=_REDUCE_WARPS,
+    )
 
 
 def _num_tiles(M: int, N: int, tile: GemmTile) -> int:
@@ -113,9 +134,18 @@ def _num_tiles(M: int, N: int, tile: GemmTile) -> int:
 
 @jit
 def _part(
-    x_rows, w_rows, row_mask, column_mask, first_step, last_step, K,
-    EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    x_rows,
+    w_rows,
+    row_mask,
+    column_mask,
+    first_step,
+    last_step,
+    K,
+    EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """The sum of products over steps first_step to last_step - 1 of K, from zero."""
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     k = first_step * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -134,10 +164,24 @@ def _part(
 
 @jit(do_not_specialize=["M", "part_steps"])
 def _gemm_kernel(
-    x, w, out, bias, M, N, K, x_stride, w_stride, out_stride, part_steps,
-    FOLD: tl.constexpr, EVEN_K: tl.constexpr, GROUP_M: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    out,
+    bias,
+    M,
+    N,
+    K,
+    x_stride,
+    w_stride,
+    out_stride,
+    part_steps,
+    FOLD: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
     """Computes out[p * M + m, n], the sum over part p of K. With FOLD, one program adds all parts, and p is 0.
 
     Rows beyond M are not read, so that the few rows of a decode cost little L2 bandwidth.
@@ -155,13 +199,11 @@ def _gemm_kernel(
             last_step = tl.minimum(first_step + part_steps, all_steps)
             acc += _part(
                 x_rows, w_rows, row_mask, column_mask, first_step, last_step, K, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K
-            )  # fmt: skip
+            )
     else:
         first_step = part * part_steps
         last_step = tl.minimum(first_step + part_steps, all_steps)
-        acc = _part(
-            x_rows, w_rows, row_mask, column_mask, first_step, last_step, K, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K
-        )  # fmt: skip
+        acc = _part(x_rows, w_rows, row_mask, column_mask, first_step, last_step, K, EVEN_K, BLOCK_M, BLOCK_N, BLOCK_K)
     if bias is not None:
         acc += widen(tl.load(bias + column, mask=column_mask, other=0.0))[None]
     out_tile = out + (part.to(tl.int64) * M + row)[:, None] * out_stride + column[None]

@@ -57,10 +57,16 @@ def _gemm(
     return recorded(
         name,
         lambda: triton_gemm(
-            tensor(e4m3, M, K), tensor(e4m3, _N, K), x_scales, w_scales, tensor(out, _N) if bias else None,
-            tensor(out, M, _N), blockwise=blockwise, tile=tile,
+            tensor(e4m3, M, K),
+            tensor(e4m3, _N, K),
+            x_scales,
+            w_scales,
+            tensor(out, _N) if bias else None,
+            tensor(out, M, _N),
+            blockwise=blockwise,
+            tile=tile,
         ),
         kernel=kernel,
         archs=FP8_ARCHS,
         expects_wgmma=kernel is _gemm_kernel and tile.block_m >= _WGMMA_ROWS,
-    )  # fmt: skip
+    )

@@ -131,6 +131,11 @@ def with_parts_of_k(tile: Tile, M: int, N: int, K: int, num_sms: int) -> Tile:
     while split < _MAX_SPLIT_K and programs * split * 2 <= most and K // (split * 2) >= max(_MIN_PART_OF_K, GROUP):
         split *= 2
     return Tile(
-        block_m=tile.block_m, block_n=tile.block_n, block_k=tile.block_k, group_m=tile.group_m,
-        num_warps=tile.num_warps, num_stages=tile.num_stages, split_k=split,
-    )  # fmt: skip
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+        block_k=tile.block_k,
+        group_m=tile.group_m,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        split_k=split,
+    )

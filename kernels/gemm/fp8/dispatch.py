@@ -145,9 +145,14 @@ def _checked(
     check_device(x_MK.device)
     blockwise = _has_blocks(M, N, K, x_scales, weight_scales)
     return Problem(
-        M=M, N=N, K=K, blockwise=blockwise, out_dtype=out_dtype, has_bias=bias_N is not None,
+        M=M,
+        N=N,
+        K=K,
+        blockwise=blockwise,
+        out_dtype=out_dtype,
+        has_bias=bias_N is not None,
         scales_are_m_major=not blockwise or (x_scales.stride(0) == 1 and x_scales.stride(1) in (1, M)),
-    )  # fmt: skip
+    )
 
 
 def _has_blocks(M: int, N: int, K: int, x_scales: torch.Tensor, weight_scales: torch.Tensor) -> bool:

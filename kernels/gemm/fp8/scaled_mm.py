@@ -42,9 +42,18 @@ def scaled_mm(
     if out is not None and out.is_contiguous():
         # F.scaled_mm without its `out`, which it lacks.
         return torch.ops.aten._scaled_mm_v2.out(
-            x_MK, weight_NK.t(), [scales[0]], [recipes[0].value], [], [scales[1]], [recipes[1].value], [],
-            bias_N, out_dtype, out=out,
-        )  # fmt: skip
+            x_MK,
+            weight_NK.t(),
+            [scales[0]],
+            [recipes[0].value],
+            [],
+            [scales[1]],
+            [recipes[1].value],
+            [],
+            bias_N,
+            out_dtype,
+            out=out,
+        )
     y_MN = F.scaled_mm(
         x_MK, weight_NK.t(), scales[0], recipes[0], scales[1], recipes[1], bias=bias_N, output_dtype=out_dtype
     )

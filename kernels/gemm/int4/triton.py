@@ -36,10 +36,21 @@ def _floats(codes, scales, HAS_ZEROS: tl.constexpr, DTYPE: tl.constexpr):
 
 @jit
 def _part(
-    x_rows, w_columns, scales, row_mask, column_mask, first_step, last_step, K, N,
-    HAS_ZEROS: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    x_rows,
+    w_columns,
+    scales,
+    row_mask,
+    column_mask,
+    first_step,
+    last_step,
+    K,
+    N,
+    HAS_ZEROS: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
     GROUP_K: tl.constexpr,
-):  # fmt: skip
+):
     """The sum of products over spans first_step to last_step - 1 of K, from zero. scales: of the columns in the first
     group."""
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -68,10 +79,26 @@ def _part(
 
 @jit(do_not_specialize=["M", "part_steps"])
 def _int4_gemm_kernel(
-    x, w, scales, out, bias, M, N, K, x_stride, w_stride, out_stride, part_steps,
-    HAS_ZEROS: tl.constexpr, FOLD: tl.constexpr, EVEN_K: tl.constexpr, GROUP_M: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_K: tl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    scales,
+    out,
+    bias,
+    M,
+    N,
+    K,
+    x_stride,
+    w_stride,
+    out_stride,
+    part_steps,
+    HAS_ZEROS: tl.constexpr,
+    FOLD: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    GROUP_M: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    GROUP_K: tl.constexpr,
+):
     """Computes out[p * M + m, n], the sum over part p of K. With FOLD, one program adds all parts, and p is 0."""
     tile_m, tile_n = tile_of_program(tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP_M)
     row = (tile_m * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
@@ -85,16 +112,40 @@ def _int4_gemm_kernel(
         for first_step in range(0, all_steps, part_steps):
             last_step = tl.minimum(first_step + part_steps, all_steps)
             acc += _part(
-                x_rows, w_columns, scales + column, row_mask, column_mask, first_step, last_step, K, N,
-                HAS_ZEROS, EVEN_K, BLOCK_M, BLOCK_N, GROUP_K,
-            )  # fmt: skip
+                x_rows,
+                w_columns,
+                scales + column,
+                row_mask,
+                column_mask,
+                first_step,
+                last_step,
+                K,
+                N,
+                HAS_ZEROS,
+                EVEN_K,
+                BLOCK_M,
+                BLOCK_N,
+                GROUP_K,
+            )
     else:
         first_step = part * part_steps
         last_step = tl.minimum(first_step + part_steps, all_steps)
         acc = _part(
-            x_rows, w_columns, scales + column, row_mask, column_mask, first_step, last_step, K, N,
-            HAS_ZEROS, EVEN_K, BLOCK_M, BLOCK_N, GROUP_K,
-        )  # fmt: skip
+            x_rows,
+            w_columns,
+            scales + column,
+            row_mask,
+            column_mask,
+            first_step,
+            last_step,
+            K,
+            N,
+            HAS_ZEROS,
+            EVEN_K,
+            BLOCK_M,
+            BLOCK_N,
+            GROUP_K,
+        )
     if bias is not None:
         acc += widen(tl.load(bias + column, mask=column_mask, other=0.0))[None]
     out_tile = out + (part.to(tl.int64) * M + row)[:, None] * out_stride + column[None]
@@ -140,12 +191,28 @@ def int4_gemm(
         result = torch.empty((cut.num_parts * M, N), dtype=torch.float32, device=x_MK.device)
     num_tiles = cdiv(M, tile.block_m) * cdiv(N, tile.block_n)
     _int4_gemm_kernel[(num_tiles, cut.num_parts if split else 1)](
-        x_MK, weight.packed_NB, weight.scales_SN, result, None if split else bias_N, M, N, K,
-        x_MK.stride(0), weight.packed_NB.stride(0), result.stride(0), cut.steps,
-        HAS_ZEROS=weight.has_zeros, FOLD=cut.num_parts > 1 and not split, EVEN_K=K % SPAN == 0, GROUP_M=_GROUP_M,
-        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, GROUP_K=GROUP,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
-    )  # fmt: skip
+        x_MK,
+        weight.packed_NB,
+        weight.scales_SN,
+        result,
+        None if split else bias_N,
+        M,
+        N,
+        K,
+        x_MK.stride(0),
+        weight.packed_NB.stride(0),
+        result.stride(0),
+        cut.steps,
+        HAS_ZEROS=weight.has_zeros,
+        FOLD=cut.num_parts > 1 and not split,
+        EVEN_K=K % SPAN == 0,
+        GROUP_M=_GROUP_M,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        GROUP_K=GROUP,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
     if split:
         add_parts(result, out, bias_N, cut.num_parts)
     return out

@@ -116,9 +116,16 @@ def quantize_tokens(x_MK: torch.Tensor, *, power_of_two: bool = False) -> tuple[
     tile = min(next_power_of_2(max(K, 1)), _MAX_TILE)
     if M:
         _tokens_kernel[(M,)](
-            x_MK, q_MK, scales_M1, x_MK.stride(0), K,
-            POWER_OF_TWO=power_of_two, WHOLE=tile >= K, TILE=tile, num_warps=8 if tile > 2048 else 4,
-        )  # fmt: skip
+            x_MK,
+            q_MK,
+            scales_M1,
+            x_MK.stride(0),
+            K,
+            POWER_OF_TWO=power_of_two,
+            WHOLE=tile >= K,
+            TILE=tile,
+            num_warps=8 if tile > 2048 else 4,
+        )
     return q_MK, scales_M1
 
 
@@ -136,9 +143,16 @@ def quantize_groups(x_MK: torch.Tensor, *, power_of_two: bool = False) -> tuple[
     if q_MK.numel():
         rows = 1 if M <= _FEW_ROWS else _ROWS_PER_PROGRAM
         _groups_kernel[(cdiv(M, rows), num_groups)](
-            x_MK, q_MK, scales_MG, M, x_MK.stride(0), K,
-            POWER_OF_TWO=power_of_two, ROWS=rows, num_warps=1 if rows == 1 else 4,
-        )  # fmt: skip
+            x_MK,
+            q_MK,
+            scales_MG,
+            M,
+            x_MK.stride(0),
+            K,
+            POWER_OF_TWO=power_of_two,
+            ROWS=rows,
+            num_warps=1 if rows == 1 else 4,
+        )
     return q_MK, scales_MG
 
 
@@ -155,7 +169,14 @@ def quantize_blocks(weight_NK: torch.Tensor, *, power_of_two: bool = False) -> t
     padded = torch.zeros((grid[0], cdiv(grid[1], 4) * 4), dtype=torch.float32, device=weight_NK.device)
     if q_NK.numel():
         _blocks_kernel[grid](
-            weight_NK, q_NK, padded, N, weight_NK.stride(0), padded.stride(0), K,
-            POWER_OF_TWO=power_of_two, num_warps=8,
-        )  # fmt: skip
+            weight_NK,
+            q_NK,
+            padded,
+            N,
+            weight_NK.stride(0),
+            padded.stride(0),
+            K,
+            POWER_OF_TWO=power_of_two,
+            num_warps=8,
+        )
     return q_NK, padded[:, : grid[1]]

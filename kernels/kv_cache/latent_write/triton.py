@@ -46,9 +46,17 @@ def mla_cache_write(
             )
     if len(slots_T):
         _mla_cache_write_kernel[(len(slots_T),)](
-            latent_TL, rope_TR, kernel_view(cache_NBE), slots_T, kv_scale, latent_TL.stride(0), rope_TR.stride(0),
-            LATENT=latent_size, ROPE=rope_size, num_warps=_NUM_WARPS,
-        )  # fmt: skip
+            latent_TL,
+            rope_TR,
+            kernel_view(cache_NBE),
+            slots_T,
+            kv_scale,
+            latent_TL.stride(0),
+            rope_TR.stride(0),
+            LATENT=latent_size,
+            ROPE=rope_size,
+            num_warps=_NUM_WARPS,
+        )
 
 
 @jit

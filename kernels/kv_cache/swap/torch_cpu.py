@@ -6,8 +6,9 @@ Legend: N and M blocks in the two pools, C blocks to copy; the other dims are a 
 import torch
 
 
-def block_copy(source_N: torch.Tensor, target_M: torch.Tensor, source_blocks_C: torch.Tensor,
-               target_blocks_C: torch.Tensor) -> None:  # fmt: skip
+def block_copy(
+    source_N: torch.Tensor, target_M: torch.Tensor, source_blocks_C: torch.Tensor, target_blocks_C: torch.Tensor
+) -> None:
     """target_M[target_blocks_C[i]] = source_N[source_blocks_C[i]] for each i.
 
     Both pools have blocks of one shape and dtype, and are different tensors. source_blocks_C, target_blocks_C: int64 on

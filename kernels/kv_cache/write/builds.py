@@ -35,9 +35,16 @@ def _build(
     return recorded(
         name,
         lambda: rope_cache_write(
-            bf16(8, (num_heads + 16) * 128), float32(8, rotary_dims), cache, tensor(torch.int64, 8),
-            num_heads=num_heads, head_norms=norms, interleaved=interleaved, k_scale=scale, v_scale=scale,
+            bf16(8, (num_heads + 16) * 128),
+            float32(8, rotary_dims),
+            cache,
+            tensor(torch.int64, 8),
+            num_heads=num_heads,
+            head_norms=norms,
+            interleaved=interleaved,
+            k_scale=scale,
+            v_scale=scale,
         ),
         archs=archs,
         expects_vectors=True,
-    )  # fmt: skip
+    )

@@ -65,7 +65,11 @@ class NativeRopeCacheWrite:
         self._struct.block_size = cache.shape[1]
         self._struct.cache_type = CPU_CACHE_TYPES[cache.dtype]
         self._kernels.rope_cache_write(
-            ctypes.addressof(self._struct), qkv_TF.data_ptr(), len(qkv_TF), cos_sin_T1P.data_ptr(), slots_T.data_ptr(),
+            ctypes.addressof(self._struct),
+            qkv_TF.data_ptr(),
+            len(qkv_TF),
+            cos_sin_T1P.data_ptr(),
+            slots_T.data_ptr(),
             cache.data_ptr(),
-        )  # fmt: skip
+        )
         return qkv_TF.view(len(qkv_TF), -1, head_size)[:, :num_heads]

@@ -115,14 +115,31 @@ def rope_cache_write(
         all_heads = num_heads + 2 * num_kv_heads
         heads = min(max(1, _TILE // next_power_of_2(head_size)), next_power_of_2(all_heads))
         _rope_cache_write_kernel[(num_tokens, cdiv(all_heads, heads))](
-            qkv_TF, cos_sin_LR, positions_T, kernel_view(cache_N2KBD), slots_T,
-            None if head_norms is None else head_norms.q_weight, None if head_norms is None else head_norms.k_weight,
-            k_scale, v_scale, 0.0 if head_norms is None else head_norms.eps, qkv_TF.stride(0), cos_sin_LR.stride(0),
-            NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_SIZE=head_size, BLOCK_SIZE=block_size,
-            NUM_PAIRS=num_pairs, INTERLEAVED=interleaved,
-            K_SCALES=0 if k_scale is None else len(k_scale), V_SCALES=0 if v_scale is None else len(v_scale),
-            HEADS=heads, PAIRS=pairs, REST=rest, num_warps=_NUM_WARPS,
-        )  # fmt: skip
+            qkv_TF,
+            cos_sin_LR,
+            positions_T,
+            kernel_view(cache_N2KBD),
+            slots_T,
+            None if head_norms is None else head_norms.q_weight,
+            None if head_norms is None else head_norms.k_weight,
+            k_scale,
+            v_scale,
+            0.0 if head_norms is None else head_norms.eps,
+            qkv_TF.stride(0),
+            cos_sin_LR.stride(0),
+            NUM_HEADS=num_heads,
+            NUM_KV_HEADS=num_kv_heads,
+            HEAD_SIZE=head_size,
+            BLOCK_SIZE=block_size,
+            NUM_PAIRS=num_pairs,
+            INTERLEAVED=interleaved,
+            K_SCALES=0 if k_scale is None else len(k_scale),
+            V_SCALES=0 if v_scale is None else len(v_scale),
+            HEADS=heads,
+            PAIRS=pairs,
+            REST=rest,
+            num_warps=_NUM_WARPS,
+        )
     return qkv_TF[:, : num_heads * head_size].unflatten(1, (num_heads, head_size))
 
 

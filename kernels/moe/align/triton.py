@@ -45,13 +45,29 @@ def align(experts_TK: torch.Tensor, num_experts: int, block_m: int) -> AlignedPa
         block_e = next_power_of_2(num_experts)
         counts_CE = torch.empty(num_chunks, block_e, dtype=torch.int32, device=device)
         _count_kernel[(num_chunks,)](
-            experts_TK, counts_CE, pairs_BM, num_pairs, pairs_BM.numel(),
-            BLOCK_E=block_e, CHUNK=CHUNK, STEP=STEP, num_warps=NUM_WARPS,
-        )  # fmt: skip
+            experts_TK,
+            counts_CE,
+            pairs_BM,
+            num_pairs,
+            pairs_BM.numel(),
+            BLOCK_E=block_e,
+            CHUNK=CHUNK,
+            STEP=STEP,
+            num_warps=NUM_WARPS,
+        )
         _place_kernel[(num_chunks,)](
-            experts_TK, counts_CE, pairs_BM, block_experts_B, num_pairs, num_blocks,
-            BLOCK_M=block_m, BLOCK_E=block_e, CHUNK=CHUNK, STEP=STEP, num_warps=NUM_WARPS,
-        )  # fmt: skip
+            experts_TK,
+            counts_CE,
+            pairs_BM,
+            block_experts_B,
+            num_pairs,
+            num_blocks,
+            BLOCK_M=block_m,
+            BLOCK_E=block_e,
+            CHUNK=CHUNK,
+            STEP=STEP,
+            num_warps=NUM_WARPS,
+        )
     return AlignedPairs(block_m=block_m, pairs_BM=pairs_BM, block_experts_B=block_experts_B)
 
 

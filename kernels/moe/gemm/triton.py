@@ -126,17 +126,37 @@ def run_experts(
     pairs = align(experts_TK, num_local_experts, tile.block_m)
     gated_NI = torch.empty(num_pairs, size, dtype=x_TH.dtype, device=x_TH.device)
     _grouped_gemm(
-        x_TH, experts.gate_up_E2IH, experts.gate_up_scales, experts.gate_up_bias_E2I, gated_NI, pairs, tile,
-        top_k=top_k, activation=experts.activation,
-    )  # fmt: skip
+        x_TH,
+        experts.gate_up_E2IH,
+        experts.gate_up_scales,
+        experts.gate_up_bias_E2I,
+        gated_NI,
+        pairs,
+        tile,
+        top_k=top_k,
+        activation=experts.activation,
+    )
     down_NH = torch.empty(num_pairs, hidden_size, dtype=x_TH.dtype, device=x_TH.device)
     _grouped_gemm(
-        gated_NI, experts.down_EHI, experts.down_scales, experts.down_bias_EH, down_NH, pairs, tile, top_k=1,
-    )  # fmt: skip
+        gated_NI,
+        experts.down_EHI,
+        experts.down_scales,
+        experts.down_bias_EH,
+        down_NH,
+        pairs,
+        tile,
+        top_k=1,
+    )
     _combine_kernel[(num_tokens, cdiv(hidden_size, _COMBINE_TILE))](
-        down_NH, weights_TK, experts_TK, out_TH, hidden_size,
-        TOP_K=top_k, TILE=_COMBINE_TILE, num_warps=_COMBINE_WARPS,
-    )  # fmt: skip
+        down_NH,
+        weights_TK,
+        experts_TK,
+        out_TH,
+        hidden_size,
+        TOP_K=top_k,
+        TILE=_COMBINE_TILE,
+        num_warps=_COMBINE_WARPS,
+    )
     return out_TH
 
 
@@ -162,14 +182,30 @@ def _grouped_gemm(
     block_n = tile.gated_block_n if is_gated else tile.down_block_n
     block_k = tile.depth_bytes // x.element_size()
     _grouped_gemm_kernel[(num_blocks * cdiv(columns, block_n),)](
-        x, weight, out, x_scales, weight_scales, bias, pairs.pairs_BM, pairs.block_experts_B,
-        num_blocks, columns, depth,
+        x,
+        weight,
+        out,
+        x_scales,
+        weight_scales,
+        bias,
+        pairs.pairs_BM,
+        pairs.block_experts_B,
+        num_blocks,
+        columns,
+        depth,
         *((0, 0) if x_scales is None else x_scales.stride()),
-        TOP_K=top_k, GATED=is_gated, ACTIVATION=ACTIVATIONS[activation or "silu"], IS_FP8=x_scales is not None,
-        EVEN_K=depth % block_k == 0, GROUP_M=tile.group_m,
-        BLOCK_M=pairs.block_m, BLOCK_N=block_n, BLOCK_K=block_k,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
-    )  # fmt: skip
+        TOP_K=top_k,
+        GATED=is_gated,
+        ACTIVATION=ACTIVATIONS[activation or "silu"],
+        IS_FP8=x_scales is not None,
+        EVEN_K=depth % block_k == 0,
+        GROUP_M=tile.group_m,
+        BLOCK_M=pairs.block_m,
+        BLOCK_N=block_n,
+        BLOCK_K=block_k,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )
 
 
 @jit

@@ -11,8 +11,15 @@ def shipped() -> list[KernelBuild]:
         recorded(
             "sigmoid-256",
             lambda: route(
-                bf16(8, 256), top_k=8, scoring="sigmoid", bias_E=float32(256), num_groups=8, top_k_groups=4,
-                scaling_factor=2.5, local_experts_E=int32(256), num_tokens_1=int32(1),
+                bf16(8, 256),
+                top_k=8,
+                scoring="sigmoid",
+                bias_E=float32(256),
+                num_groups=8,
+                top_k_groups=4,
+                scaling_factor=2.5,
+                local_experts_E=int32(256),
+                num_tokens_1=int32(1),
             ),
         ),
-    ]  # fmt: skip
+    ]

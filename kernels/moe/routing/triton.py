@@ -62,14 +62,30 @@ def route(
     experts_TK = torch.empty(num_tokens, top_k, dtype=torch.int32, device=logits_TE.device)
     if num_tokens:
         _route_kernel[(cdiv(num_tokens, TOKENS),)](
-            logits_TE, bias_E, local_experts_E, num_tokens_1, weights_TK, experts_TK,
-            num_tokens, logits_TE.stride(0), scaling_factor,
-            SOFTMAX=scoring == "softmax", RENORMALIZE=renormalize, HAS_BIAS=bias_E is not None,
-            IS_MAPPED=local_experts_E is not None, IS_PADDED=num_tokens_1 is not None,
-            GROUPS=num_groups, TOP_GROUPS=top_k_groups, GROUP_SIZE=group_size, TOP_K=top_k,
-            GROUPS_2=next_power_of_2(num_groups), GROUP_SIZE_2=next_power_of_2(group_size),
-            TOP_K_2=next_power_of_2(top_k), TOKENS=TOKENS, num_warps=NUM_WARPS,
-        )  # fmt: skip
+            logits_TE,
+            bias_E,
+            local_experts_E,
+            num_tokens_1,
+            weights_TK,
+            experts_TK,
+            num_tokens,
+            logits_TE.stride(0),
+            scaling_factor,
+            SOFTMAX=scoring == "softmax",
+            RENORMALIZE=renormalize,
+            HAS_BIAS=bias_E is not None,
+            IS_MAPPED=local_experts_E is not None,
+            IS_PADDED=num_tokens_1 is not None,
+            GROUPS=num_groups,
+            TOP_GROUPS=top_k_groups,
+            GROUP_SIZE=group_size,
+            TOP_K=top_k,
+            GROUPS_2=next_power_of_2(num_groups),
+            GROUP_SIZE_2=next_power_of_2(group_size),
+            TOP_K_2=next_power_of_2(top_k),
+            TOKENS=TOKENS,
+            num_warps=NUM_WARPS,
+        )
     return weights_TK, experts_TK
 
 

@@ -35,9 +35,12 @@ class ExpertsShape:
     @property
     def sizes(self) -> Mapping[str, int | str]:
         return {
-            "E": self.num_experts, "N": self.size, "H": self.hidden_size, "top_k": self.top_k,
+            "E": self.num_experts,
+            "N": self.size,
+            "H": self.hidden_size,
+            "top_k": self.top_k,
             "scales": "block" if self.is_fp8 else "none",
-        }  # fmt: skip
+        }
 
     @property
     def flag(self) -> str:
@@ -61,9 +64,13 @@ class ExpertsShape:
             _BLOCK_M, _BLOCK_N, _BLOCK_K, _NUM_WARPS, _NUM_STAGES, _GROUP_M
         ):
             tile = Tile(
-                block_m=block_m, block_n=block_n, block_k=block_k, group_m=group_m, num_warps=num_warps,
+                block_m=block_m,
+                block_n=block_n,
+                block_k=block_k,
+                group_m=group_m,
+                num_warps=num_warps,
                 num_stages=num_stages,
-            )  # fmt: skip
+            )
             here = as_moe_tile(tile, is_fp8=self.is_fp8)
             columns = max(2 * here.gated_block_n, here.down_block_n)
             if block_k > self.max_block_k:

@@ -15,10 +15,15 @@ from octavo.bench.tune.tuner import Best
 def best_as_json(best: Best) -> dict[str, Any]:
     shape = best.shape
     return {
-        "op": shape.op, **shape.sizes, "M": best.M,
-        "microseconds": round(best.microseconds, 3), "tflops": round(_tflops(best), 1), "tile": best.tile.as_json(),
-        "num_tried": best.num_tried, "num_failed": best.num_failed,
-    }  # fmt: skip
+        "op": shape.op,
+        **shape.sizes,
+        "M": best.M,
+        "microseconds": round(best.microseconds, 3),
+        "tflops": round(_tflops(best), 1),
+        "tile": best.tile.as_json(),
+        "num_tried": best.num_tried,
+        "num_failed": best.num_failed,
+    }
 
 
 def title_of(shape: Problem) -> str:
@@ -34,11 +39,13 @@ def print_table(shape: Problem, bests: Sequence[Best], path: Path) -> None:
     for best in sorted(bests, key=lambda best: best.M):
         tile = best.tile
         table.add_row(
-            str(best.M), f"{best.microseconds:.1f}", f"{_tflops(best):,.0f}",
+            str(best.M),
+            f"{best.microseconds:.1f}",
+            f"{_tflops(best):,.0f}",
             f"{tile.block_m}x{tile.block_n}x{tile.block_k}",
             *map(str, (tile.num_warps, tile.num_stages, tile.group_m, tile.split_k)),
             f"{best.num_failed}/{best.num_tried}",
-        )  # fmt: skip
+        )
     console = Console()
     console.print(title_of(shape), style="bold", highlight=False)
     console.print(table)

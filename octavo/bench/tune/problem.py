@@ -136,9 +136,13 @@ def candidates(M: int, shape: Shape, device: Device) -> list[Tile]:
         # One row of tiles has nothing to group.
         for group_m in _GROUP_M if block_m < M else (1,):
             tile = Tile(
-                block_m=block_m, block_n=block_n, block_k=block_k, group_m=group_m,
-                num_warps=num_warps, num_stages=num_stages,
-            )  # fmt: skip
+                block_m=block_m,
+                block_n=block_n,
+                block_k=block_k,
+                group_m=group_m,
+                num_warps=num_warps,
+                num_stages=num_stages,
+            )
             # Where programs are few, also try K split among more programs.
             tiles += dict.fromkeys((tile, with_parts_of_k(tile, M, shape.N, shape.K, device.num_sms)))
     return tiles

@@ -80,11 +80,22 @@ def find_gpu(name: str) -> Gpu:
 
 # Names of nvidia-smi that have neither a GPU's name above nor an alias, by what is in them; the first that fits.
 _IN_NAMES = (
-    ("H100 PCIe", "H100 PCIe"), ("H100 NVL", "H100 NVL"), ("H100", "H100 SXM"), ("H200", "H200"), ("B200", "B200"),
-    ("A100-SXM4-40GB", "A100 40GB"), ("A100-PCIE-40GB", "A100 40GB"), ("A100", "A100 80GB"), ("L40S", "L40S"),
-    ("L4", "L4"), ("A10", "A10"), ("RTX 6000 Ada", "RTX 6000 Ada"), ("RTX 5090", "RTX 5090"), ("RTX 4090", "RTX 4090"),
+    ("H100 PCIe", "H100 PCIe"),
+    ("H100 NVL", "H100 NVL"),
+    ("H100", "H100 SXM"),
+    ("H200", "H200"),
+    ("B200", "B200"),
+    ("A100-SXM4-40GB", "A100 40GB"),
+    ("A100-PCIE-40GB", "A100 40GB"),
+    ("A100", "A100 80GB"),
+    ("L40S", "L40S"),
+    ("L4", "L4"),
+    ("A10", "A10"),
+    ("RTX 6000 Ada", "RTX 6000 Ada"),
+    ("RTX 5090", "RTX 5090"),
+    ("RTX 4090", "RTX 4090"),
     ("RTX 3090", "RTX 3090"),
-)  # fmt: skip
+)
 
 
 def gpu_of_driver(name: str) -> Gpu:

@@ -17,12 +17,16 @@ def print_cpu(model: ModelShape, nodes: CpuNodes, *, as_json: bool) -> None:
     if as_json:
         print_json(
             {
-                "num_sockets": nodes.num_sockets, "num_cores": nodes.num_cores, "num_nodes": nodes.num_nodes,
-                "threads": [len(each) for each in nodes.cores], "memory": list(nodes.memory),
-                "distances": [list(row) for row in nodes.distances], "take": advice.take,
+                "num_sockets": nodes.num_sockets,
+                "num_cores": nodes.num_cores,
+                "num_nodes": nodes.num_nodes,
+                "threads": [len(each) for each in nodes.cores],
+                "memory": list(nodes.memory),
+                "distances": [list(row) for row in nodes.distances],
+                "take": advice.take,
                 "reasons": list(advice.reasons),
             }
-        )  # fmt: skip
+        )
         return
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"{nodes.num_sockets} sockets, {nodes.num_cores} cores, {nodes.num_nodes} NUMA nodes", style="bold")
@@ -42,10 +46,14 @@ def print_tpu(model: ModelShape, *, max_model_len: int, max_num_seqs: int, as_js
     if as_json:
         print_json(
             {
-                "max_model_len": max_model_len, "block_size": pages.size, "pages_a_sequence": pages.num_pages,
-                "page_bytes": page_bytes, "table_bytes": pages.table_bytes, "most_seqs": pages.most_seqs,
+                "max_model_len": max_model_len,
+                "block_size": pages.size,
+                "pages_a_sequence": pages.num_pages,
+                "page_bytes": page_bytes,
+                "table_bytes": pages.table_bytes,
+                "most_seqs": pages.most_seqs,
             }
-        )  # fmt: skip
+        )
         return
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"{model.name}, max_model_len={max_model_len:,}: pages of {pages.size} tokens", style="bold")

@@ -11,9 +11,12 @@ from octavo.tune.bounds import Bounds
 from octavo.tune.search.results import Found, Row, Status
 
 _COLORS = {
-    Status.BEST: "#c44e52", Status.FINALIST: "#dd8452", Status.MEASURED: "#4c72b0", Status.SKIPPED: "#b0b0b0",
+    Status.BEST: "#c44e52",
+    Status.FINALIST: "#dd8452",
+    Status.MEASURED: "#4c72b0",
+    Status.SKIPPED: "#b0b0b0",
     Status.FAILED: "#000000",
-}  # fmt: skip
+}
 _MOST_BARS = 40
 
 
@@ -27,9 +30,12 @@ def throughput(found: Found) -> str:
         [y - 0.2 for y in places], [_predicted(row) for row in rows], height=0.36, color="#d5d5d5", label="predicted"
     )
     plot.barh(
-        [y + 0.2 for y in places], [row.value for row in rows], height=0.36,
-        color=[_COLORS[row.status] for row in rows], label="measured",
-    )  # fmt: skip
+        [y + 0.2 for y in places],
+        [row.value for row in rows],
+        height=0.36,
+        color=[_COLORS[row.status] for row in rows],
+        label="measured",
+    )
     plot.set_yticks(places, [f"{row.candidate.label} ({row.status})" for row in rows], fontsize=8)
     plot.invert_yaxis()
     plot.set_xlabel("output tokens/s within the bounds")
@@ -49,9 +55,12 @@ def latencies(found: Found, bounds: Bounds) -> str:
             if row.measured:
                 plot.scatter(row.measured[key], row.measured["output_tok_s"], color=_COLORS[row.status], s=40)
                 plot.annotate(
-                    row.candidate.label, (row.measured[key], row.measured["output_tok_s"]), fontsize=6,
-                    textcoords="offset points", xytext=(4, 3),
-                )  # fmt: skip
+                    row.candidate.label,
+                    (row.measured[key], row.measured["output_tok_s"]),
+                    fontsize=6,
+                    textcoords="offset points",
+                    xytext=(4, 3),
+                )
         if limit < float("inf"):
             plot.axvline(limit, color="#c44e52", linestyle="--", linewidth=1)
         plot.set_ylim(bottom=0)

@@ -237,9 +237,15 @@ class Tuner:
             start, ceiling = row.rate, row.ceiling
         try:
             found = self._trials.search(
-                row.candidate, stage, share=share, start=start, hint=hint, ceiling=ceiling, max_runs=max_runs,
+                row.candidate,
+                stage,
+                share=share,
+                start=start,
+                hint=hint,
+                ceiling=ceiling,
+                max_runs=max_runs,
                 close=close,
-            )  # fmt: skip
+            )
         except TrialFailed as error:
             row.status, row.reason = Status.FAILED, str(error)
             self._say(f"{row.candidate.label} fails: {error}")

@@ -115,9 +115,13 @@ class LocalCluster:
         # In a session of its own: Ctrl-C is for this process, which ends the cluster.
         self._process = subprocess.Popen(
             [sys.executable, "-c", _MAIN, "up", "-c", str(self._file)],
-            env=child_environment(), text=True, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            env=child_environment(),
+            text=True,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()
         try:

@@ -78,9 +78,14 @@ class Trials:
     ) -> Highest:
         """Searches the highest rate that keeps the bounds, as `highest_rate` does. Raises TrialFailed."""
         return highest_rate(
-            lambda rate: self._once(candidate, stage, rate, share), self._bounds,
-            start=start, hint=hint, ceiling=ceiling, max_runs=max_runs, close=close,
-        )  # fmt: skip
+            lambda rate: self._once(candidate, stage, rate, share),
+            self._bounds,
+            start=start,
+            hint=hint,
+            ceiling=ceiling,
+            max_runs=max_runs,
+            close=close,
+        )
 
     def again(self, candidate: Candidate, stage: str, rate: float) -> Mapping[str, Any]:
         """Measures one rate with all requests. Raises TrialFailed."""

@@ -120,9 +120,13 @@ class Gateway:
             lines = Starlette(routes=[*completions, *own], exception_handlers=_HANDLERS)
             lines.state.max_answer_bytes = _MAX_LINE_BYTES
             self._runner = Runner(
-                batches, lines, _nobody if keys is None else keys.of_tenant, registry,
-                concurrency=batch_concurrency, max_line_bytes=max_body_bytes,
-            )  # fmt: skip
+                batches,
+                lines,
+                _nobody if keys is None else keys.of_tenant,
+                registry,
+                concurrency=batch_concurrency,
+                max_line_bytes=max_body_bytes,
+            )
         self.app = Starlette(
             routes=[
                 *completions,
@@ -338,8 +342,12 @@ async def _sse_chunks(
 
 def _model_json(model: pb.ModelInfo) -> dict[str, Any]:
     return {
-        "id": model.name, "object": "model", "created": 0, "owned_by": "octavo", "max_model_len": model.max_model_len
-    }  # fmt: skip
+        "id": model.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "octavo",
+        "max_model_len": model.max_model_len,
+    }
 
 
 def _refusal(error: Exception, path: str) -> Response:

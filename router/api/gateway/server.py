@@ -36,9 +36,15 @@ class GatewayServer:
         self._socket = _bind(host, port, shares_port)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
-            gateway.app, http=Connection, log_config=None, access_log=False, lifespan="off", ws="none",
-            server_header=False, timeout_graceful_shutdown=_LAST_WORDS_S,
-        )  # fmt: skip
+            gateway.app,
+            http=Connection,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=_LAST_WORDS_S,
+        )
         config.load()
         self._gateway = gateway
         # A client's certificate proves who it is, as a key does.

@@ -76,15 +76,24 @@ class Attachments:
 
         # A message takes several times the memory of its bytes.
         transcript = Transcript(
-            take, _size_of, self.kept_bytes, places.drop,
-            pack=pb.GenerateResponse.SerializeToString, unpack=pb.GenerateResponse.FromString,
-        )  # fmt: skip
+            take,
+            _size_of,
+            self.kept_bytes,
+            places.drop,
+            pack=pb.GenerateResponse.SerializeToString,
+            unpack=pb.GenerateResponse.FromString,
+        )
         kept.on_end(transcript.note_end)
         request = stream.request
         held = HeldStream(
-            scoped_id=request.scoped_id, tenant=request.tenant, timeout=seconds, protocol="grpc",
-            transcript=transcript, end=kept.end, kept=places,
-        )  # fmt: skip
+            scoped_id=request.scoped_id,
+            tenant=request.tenant,
+            timeout=seconds,
+            protocol="grpc",
+            transcript=transcript,
+            end=kept.end,
+            kept=places,
+        )
         try:
             self.held.add(held)
         except BaseException:

@@ -23,8 +23,13 @@ from runtime.grammar.json_schema.code_points import (
 )
 
 _SETS: dict[str, Ranges] = {
-    "d": DIGITS, "D": inverse(DIGITS), "w": WORD, "W": inverse(WORD), "s": SPACE, "S": inverse(SPACE),
-}  # fmt: skip
+    "d": DIGITS,
+    "D": inverse(DIGITS),
+    "w": WORD,
+    "W": inverse(WORD),
+    "s": SPACE,
+    "S": inverse(SPACE),
+}
 _CONTROLS = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D, "0": 0x00}
 _ANYTHING = "(?s:.)*"
 _HIGH, _LOW = range(0xD800, 0xDC00), range(0xDC00, 0xE000)

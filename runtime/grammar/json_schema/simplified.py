@@ -171,6 +171,4 @@ def _add(schema: dict[str, Any], other: Any) -> None:
     schema["allOf"] = [*others, other] if isinstance(others, list) else others
 
 
-_RULES: tuple[Callable[[dict[str, Any]], None], ...] = (
-    _references, _conditions, _dependent, _items, _names, _cases
-)  # fmt: skip
+_RULES: tuple[Callable[[dict[str, Any]], None], ...] = (_references, _conditions, _dependent, _items, _names, _cases)

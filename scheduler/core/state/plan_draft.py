@@ -47,9 +47,16 @@ class PlanDraft:
     """Collects what one step computes. Decodes are added last, once none of them can lose its place any more."""
 
     __slots__ = (
-        "_grown", "chunks", "finishing", "forced", "lacks_blocks", "new_rows", "num_expected_drafts", "speculative",
+        "_grown",
+        "chunks",
+        "finishing",
+        "forced",
+        "lacks_blocks",
+        "new_rows",
+        "num_expected_drafts",
+        "speculative",
         "swapped_in",
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self.new_rows: list[PlannedRow] = []

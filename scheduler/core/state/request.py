@@ -27,8 +27,15 @@ class Item:
     """An item of live groups, or one whose embeddings the workers keep."""
 
     __slots__ = (
-        "input", "is_cached", "name", "num_embeddings", "num_groups", "num_holders", "num_needing", "number",
-    )  # fmt: skip
+        "input",
+        "is_cached",
+        "name",
+        "num_embeddings",
+        "num_groups",
+        "num_holders",
+        "num_needing",
+        "number",
+    )
 
     def __init__(self, number: int, name: bytes, num_embeddings: int) -> None:
         self.number, self.name, self.num_embeddings = number, name, num_embeddings
@@ -61,9 +68,18 @@ class Group:
     """One request: a prompt, its unfinished choices, and what they share."""
 
     __slots__ = (
-        "cache_scope", "end_token_ids", "items", "items_by_block", "num_choices", "num_prompt_blocks",
-        "num_prompt_tokens", "prompt_block_hashes", "prompt_token_bytes", "request", "sequences",
-    )  # fmt: skip
+        "cache_scope",
+        "end_token_ids",
+        "items",
+        "items_by_block",
+        "num_choices",
+        "num_prompt_blocks",
+        "num_prompt_tokens",
+        "prompt_block_hashes",
+        "prompt_token_bytes",
+        "request",
+        "sequences",
+    )
 
     def __init__(
         self, request: GroupRequest, *, eos_token_ids: frozenset[int], block_size: int, cache_scope: bytes
@@ -112,11 +128,34 @@ class Sequence:
     """
 
     __slots__ = (
-        "block_hashes", "block_ids", "choice", "drafts", "end_token_ids", "generation", "group", "holds_item",
-        "host_blocks", "is_decoding", "key", "last_step", "max_tokens", "next_item", "num_accepted_tokens",
-        "num_cached_tokens", "num_computed_tokens", "num_draft_tokens", "num_prompt_tokens", "num_published_blocks",
-        "num_swapped_tokens", "num_tokens_when_preempted", "order", "output_token_ids", "repetition", "row", "status",
-    )  # fmt: skip
+        "block_hashes",
+        "block_ids",
+        "choice",
+        "drafts",
+        "end_token_ids",
+        "generation",
+        "group",
+        "holds_item",
+        "host_blocks",
+        "is_decoding",
+        "key",
+        "last_step",
+        "max_tokens",
+        "next_item",
+        "num_accepted_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_draft_tokens",
+        "num_prompt_tokens",
+        "num_published_blocks",
+        "num_swapped_tokens",
+        "num_tokens_when_preempted",
+        "order",
+        "output_token_ids",
+        "repetition",
+        "row",
+        "status",
+    )
 
     def __init__(self, group: Group, start: ChoiceStart, order: Order) -> None:
         self.group = group

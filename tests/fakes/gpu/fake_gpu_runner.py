@@ -11,9 +11,15 @@ from worker.step.rows import Rows
 
 
 def fake_gpu_runner(
-    *, num_blocks: int = 64, block_size: int = 8, max_num_seqs: int = 8, max_num_batched_tokens: int = 64,
-    max_model_len: int = 128, num_swap_blocks: int = 0, max_steps_in_flight: int = 1,
-) -> GpuRunner:  # fmt: skip
+    *,
+    num_blocks: int = 64,
+    block_size: int = 8,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    max_model_len: int = 128,
+    num_swap_blocks: int = 0,
+    max_steps_in_flight: int = 1,
+) -> GpuRunner:
     """A GpuRunner; arguments as for fake_runner."""
     rows = Rows(
         max_num_seqs=max_num_seqs,

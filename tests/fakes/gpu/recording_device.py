@@ -63,8 +63,10 @@ class _Recorder(TorchDispatchMode):
         given = self._kept((args, kwargs), str(func))
         outputs = func(*args, **kwargs)
         theirs = {_storage_id(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)}
-        new = [leaf if isinstance(leaf, torch.Tensor) and _storage_id(leaf) not in theirs else None
-               for leaf in tree_leaves(outputs)]  # fmt: skip
+        new = [
+            leaf if isinstance(leaf, torch.Tensor) and _storage_id(leaf) not in theirs else None
+            for leaf in tree_leaves(outputs)
+        ]
         for leaf in new:
             if leaf is not None:
                 self._inside[_storage_id(leaf)] = leaf.untyped_storage()

@@ -74,8 +74,13 @@ async def test_a_request_is_explained_while_it_lives_and_afterwards(tmp_path: Pa
         (timeline,) = (await admin.Explain(pb.ExplainRequest(request_id="mine"))).timelines
         assert timeline.finished
         assert moments(timeline) == [
-            ("queued", 120), ("admitted", 0), ("chunked", 64), ("scheduled", 56), ("decoding", 0), ("finished", 200),
-        ]  # fmt: skip
+            ("queued", 120),
+            ("admitted", 0),
+            ("chunked", 64),
+            ("scheduled", 56),
+            ("decoding", 0),
+            ("finished", 200),
+        ]
         assert timeline.entries[-1].reason == "length"
         assert [entry.step for entry in timeline.entries] == [0, 1, 1, 2, 2, 0]
         times = [entry.time for entry in timeline.entries]
@@ -297,8 +302,14 @@ async def test_commands_explain_and_reset_through_a_router(tmp_path: Path) -> No
             lines = (await octavo("explain", "first", "--target", target, "--json")).stdout.splitlines()
             (timeline,) = map(json.loads, lines)
             assert [entry["moment"] for entry in timeline["entries"]] == [
-                "queued", "admitted", "chunked", "chunked", "scheduled", "decoding", "finished",
-            ]  # fmt: skip
+                "queued",
+                "admitted",
+                "chunked",
+                "chunked",
+                "scheduled",
+                "decoding",
+                "finished",
+            ]
             assert timeline["seconds"]["0"].keys() == {"queued", "prefill", "decode", "preempted", "not kept"}
             assert 0 < sum(timeline["seconds"]["0"].values()) <= timeline["now"]
 

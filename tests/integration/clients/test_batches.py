@@ -43,9 +43,13 @@ async def serving(
     async with running_router([scheduler.address], **options) as (server, _):
         await server.wait_ready()
         gateway = Gateway(
-            server.intake, server.registry, server.readiness,
-            max_body_bytes=200_000, keys=server.keys, batches=BatchStore(folder / "batches", max_bytes),
-        )  # fmt: skip
+            server.intake,
+            server.registry,
+            server.readiness,
+            max_body_bytes=200_000,
+            keys=server.keys,
+            batches=BatchStore(folder / "batches", max_bytes),
+        )
         http = GatewayServer(gateway, HOST, 0)
         http.start()
         try:

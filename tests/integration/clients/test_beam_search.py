@@ -36,10 +36,20 @@ def model() -> LlamaForCausalLM:
     """Its weights are larger than usual: tokens differ in their probability."""
     torch.manual_seed(1)
     config = LlamaConfig(
-        vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=256, rms_norm_eps=1e-5, tie_word_embeddings=True,
-        initializer_range=0.2, bos_token_id=1, eos_token_id=EOS, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        initializer_range=0.2,
+        bos_token_id=1,
+        eos_token_id=EOS,
+        pad_token_id=0,
+    )
     return LlamaForCausalLM(config).eval()
 
 
@@ -50,9 +60,14 @@ def up(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Ite
     model.save_pretrained(files)
     http_port = free_port()
     with Up(
-        directory, f"--model={files}", "--dtype=float32", "--kv-cache-memory=0.01", "--max-num-seqs=16",
-        f"--http-port={http_port}", real=True,
-    ) as up:  # fmt: skip
+        directory,
+        f"--model={files}",
+        "--dtype=float32",
+        "--kv-cache-memory=0.01",
+        "--max-num-seqs=16",
+        f"--http-port={http_port}",
+        real=True,
+    ) as up:
         up.wait_for("serving; Ctrl-C to stop")
         up.http_port = http_port  # type: ignore[attr-defined]
         yield up
@@ -145,9 +160,14 @@ def test_a_killed_process_costs_no_beam(model: LlamaForCausalLM, up: Up, victim:
             thread.join()
     for number in range(2):
         outputs = transformers_beams(
-            model, PROMPTS[number], width=width, length_penalty=0.0, max_tokens=max_tokens, min_tokens=max_tokens,
+            model,
+            PROMPTS[number],
+            width=width,
+            length_penalty=0.0,
+            max_tokens=max_tokens,
+            min_tokens=max_tokens,
             end_ids=[EOS, *STOPS],
-        )  # fmt: skip
+        )
         # Its length shows that nothing ended it early.
         assert found[number] == outputs.token_ids
         assert {len(each) for each in found[number]} == {max_tokens}

@@ -98,9 +98,14 @@ async def test_octavo_chat_with_an_image(tmp_path: Path) -> None:
         command = [*COMMAND, "chat", "What is it?", "--target", f"127.0.0.1:{server.port}"]
         command += ["--max-tokens", "4", "--seed", "3"]
         process = await asyncio.create_subprocess_exec(
-            *command, "--image", str(path), "--image", str(path),
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
+            *command,
+            "--image",
+            str(path),
+            "--image",
+            str(path),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
         _, err = await process.communicate()
         assert process.returncode == 0, err
         assert b"4 output tokens" in err

@@ -33,9 +33,13 @@ def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     model = make_tiny_model(tmp_path_factory.mktemp("model"), vocab_size=49152, max_position_embeddings=2048)
     tokenizer = str(smollm2_tokenizer().directory)
     return {
-        "model": str(model), "tokenizer": tokenizer, "load_format": "dummy", "dtype": "float32",
-        "kv_cache_memory": 0.01, "worker_threads": 1,
-    }  # fmt: skip
+        "model": str(model),
+        "tokenizer": tokenizer,
+        "load_format": "dummy",
+        "dtype": "float32",
+        "kv_cache_memory": 0.01,
+        "worker_threads": 1,
+    }
 
 
 def tokens(result: Generation) -> tuple[int, ...]:

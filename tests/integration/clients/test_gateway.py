@@ -93,8 +93,11 @@ async def test_a_chat_streamed_and_whole_is_what_grpc_gives(
     expected = await receive(stub.Generate(request))
     content = [{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]
     asked: dict[str, Any] = {
-        "model": "", "messages": [{"role": "user", "content": content}], "max_completion_tokens": 9, "seed": 3
-    }  # fmt: skip
+        "model": "",
+        "messages": [{"role": "user", "content": content}],
+        "max_completion_tokens": 9,
+        "seed": 3,
+    }
     whole = await client.chat.completions.create(**asked)
     assert whole.choices[0].message.content == expected.text[0]
     assert (whole.choices[0].message.role, whole.choices[0].finish_reason) == ("assistant", "length")
@@ -172,12 +175,30 @@ async def test_a_conversation_goes_on_with_the_messages_that_came_and_null_is_no
 
 async def test_every_way_to_sample_reaches_the_scheduler(http: httpx.AsyncClient, scheduler: FakeScheduler) -> None:
     given = {
-        "temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.5, "min_tokens": 1,
-        "presence_penalty": 0.25, "frequency_penalty": -0.5, "ignore_eos": True, "max_tokens": 2, "seed": 2**63 - 1,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 5,
+        "min_p": 0.1,
+        "repetition_penalty": 1.5,
+        "min_tokens": 1,
+        "presence_penalty": 0.25,
+        "frequency_penalty": -0.5,
+        "ignore_eos": True,
+        "max_tokens": 2,
+        "seed": 2**63 - 1,
         "skip_special_tokens": False,
-    }  # fmt: skip
-    body = {**given, "prompt": "x", "logit_bias": {"7": -1.5}, "stop_token_ids": [9], "stop": "END", "priority": -3,
-            "cache_salt": "salt", "session_key": "s", "user": "nobody"}  # fmt: skip
+    }
+    body = {
+        **given,
+        "prompt": "x",
+        "logit_bias": {"7": -1.5},
+        "stop_token_ids": [9],
+        "stop": "END",
+        "priority": -3,
+        "cache_salt": "salt",
+        "session_key": "s",
+        "user": "nobody",
+    }
     answer = await http.post("/v1/completions", json=body, headers={"x-request-id": "mine"})
     assert answer.status_code == 200, answer.text
     assert answer.json()["id"] == "cmpl-mine"

@@ -247,8 +247,15 @@ async def test_every_field_that_does_nothing_says_so(http: httpx.AsyncClient, pa
 
 
 async def test_unknown_fields_are_named_and_counted(http: httpx.AsyncClient, scheduler: FakeScheduler) -> None:
-    body = {"prompt": "x", "max_tokens": 1, "typical_p": 0.9, "max_tokns": 3, "a\nb": 1, "absent": None,
-            "stream_options": {"chunks": 3}}  # fmt: skip
+    body = {
+        "prompt": "x",
+        "max_tokens": 1,
+        "typical_p": 0.9,
+        "max_tokns": 3,
+        "a\nb": 1,
+        "absent": None,
+        "stream_options": {"chunks": 3},
+    }
     answer = await http.post("/v1/completions", json=body)
     assert answer.status_code == 200
     assert answer.headers["x-octavo-ignored-fields"] == "typical_p, max_tokns, other, chunks"

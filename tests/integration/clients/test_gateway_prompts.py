@@ -142,8 +142,9 @@ async def test_a_batch_is_answered_as_its_chats_alone(plain: Http) -> None:
 async def test_a_batch_that_cannot_be_is_refused(plain: Http) -> None:
     http, path = plain[0], "/v1/chat/completions/batch"
     assert await refusal(http, path, messages=[[USER]], stream=True) == (
-        "stream", "stream=true: a batch of chats is answered whole"
-    )  # fmt: skip
+        "stream",
+        "stream=true: a batch of chats is answered whole",
+    )
     assert (await refusal(http, path, messages=[USER]))[0] == "messages"
     assert (await refusal(http, path, messages=[[USER], []]))[0] == "messages"
     assert (await refusal(http, path, messages=[]))[0] == "messages"

@@ -53,9 +53,13 @@ async def http(router: tuple[RouterServer, Any]) -> AsyncIterator[httpx.AsyncCli
 @contextlib.asynccontextmanager
 async def _serving(server: RouterServer) -> AsyncIterator[httpx.AsyncClient]:
     gateway = Gateway(
-        server.intake, server.registry, server.readiness, max_body_bytes=100_000, keys=server.keys,
+        server.intake,
+        server.registry,
+        server.readiness,
+        max_body_bytes=100_000,
+        keys=server.keys,
         attachments=server.attachments,
-    )  # fmt: skip
+    )
     serving = GatewayServer(gateway, HOST, 0)
     serving.start()
     async with httpx.AsyncClient(base_url=f"http://{HOST}:{serving.port}", timeout=30) as client:

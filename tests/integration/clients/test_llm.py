@@ -151,12 +151,26 @@ def test_bad_requests_are_refused_as_a_router_does(llm: LLM, prompt, sampling, w
 def test_the_engine_alone_is_measured(model: Path) -> None:
     result = subprocess.run(
         [
-            *COMMAND, "bench", "throughput", f"--model={model}", "--load-format=dummy", "--dtype=float32",
-            "--kv_cache_memory=0.01", "--worker-threads=1", "--concurrency=1,3", "--prompt-len=8", "--output-len=5",
-            "--profile", "--json",
+            *COMMAND,
+            "bench",
+            "throughput",
+            f"--model={model}",
+            "--load-format=dummy",
+            "--dtype=float32",
+            "--kv_cache_memory=0.01",
+            "--worker-threads=1",
+            "--concurrency=1,3",
+            "--prompt-len=8",
+            "--output-len=5",
+            "--profile",
+            "--json",
         ],
-        env=environment(), capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert result.returncode == 0, result.stderr
     one, three = map(json.loads, result.stdout.splitlines())
     assert (one["concurrency"], three["concurrency"]) == (1, 3)
@@ -175,12 +189,27 @@ def test_the_engine_alone_is_measured(model: Path) -> None:
 def test_the_latency_of_a_batch_is_measured(model: Path) -> None:
     result = subprocess.run(
         [
-            *COMMAND, "bench", "latency", f"--model={model}", "--load-format=dummy", "--dtype=float32",
-            "--kv_cache_memory=0.01", "--worker-threads=1", "--batch-size=1,3", "--prompt-len=8", "--output-len=5",
-            "--num-iters=3", "--num-iters-warmup=1", "--json",
+            *COMMAND,
+            "bench",
+            "latency",
+            f"--model={model}",
+            "--load-format=dummy",
+            "--dtype=float32",
+            "--kv_cache_memory=0.01",
+            "--worker-threads=1",
+            "--batch-size=1,3",
+            "--prompt-len=8",
+            "--output-len=5",
+            "--num-iters=3",
+            "--num-iters-warmup=1",
+            "--json",
         ],
-        env=environment(), capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     assert result.returncode == 0, result.stderr
     one, three = map(json.loads, result.stdout.splitlines())
     assert (one["batch_size"], three["batch_size"], three["num_iters"]) == (1, 3, 3)

@@ -21,9 +21,15 @@ _TEMPLATE = (
     "{% endfor %}{% endif %}{% endfor %}{{ mood }}{% if add_generation_prompt %}>{% endif %}"
 )
 OPTIONS: dict[str, Any] = {
-    "dtype": "float32", "kv_cache_memory": 0.02, "worker_threads": 1, "max_model_len": 128, "max_logprobs": 6,
-    "limit_mm_per_prompt": {"image": 1}, "tool_call_parser": "hermes", "reasoning_parser": "deepseek_r1",
-}  # fmt: skip
+    "dtype": "float32",
+    "kv_cache_memory": 0.02,
+    "worker_threads": 1,
+    "max_model_len": 128,
+    "max_logprobs": 6,
+    "limit_mm_per_prompt": {"image": 1},
+    "tool_call_parser": "hermes",
+    "reasoning_parser": "deepseek_r1",
+}
 TINY: dict[str, Any] = {"temperature": 0, "max_tokens": 3, "ignore_eos": True}
 FILE = file_of(picture(30, 40))
 TOOL = pb.Tool(name="f", parameters_json='{"type": "object", "properties": {}, "additionalProperties": false}')
@@ -200,7 +206,7 @@ CASES: dict[str, pb.GenerateRequest] = {
     "budget of reasoning": asked(chat(), parse_output=True, sampling={"thinking_token_budget": 2, "max_tokens": 16}),
     "budget without its end": drawn(thinking_token_budget=2, allowed_token_ids=[70]),
     "no drafts": drawn(num_speculative_tokens=0),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

@@ -89,9 +89,7 @@ async def test_fields_say_what_becomes_of_them(document: dict[str, Any]) -> None
                 expected = "Refused" if effect.is_refused else "No effect"
                 assert fields[name]["description"] == f"{expected}: {effect.says}."
     assert fields["top_k"]["description"].endswith("Use at least 1, or 0 or -1 for off.")
-    assert fields["max_tokens"] == {
-        "type": "integer", "minimum": 0, "maximum": 2**32, "exclusiveMaximum": True
-    }  # fmt: skip
+    assert fields["max_tokens"] == {"type": "integer", "minimum": 0, "maximum": 2**32, "exclusiveMaximum": True}
     assert fields["stream_options"] == {"$ref": "#/components/schemas/StreamOptions"}
 
 
@@ -140,9 +138,11 @@ async def test_requests_answers_and_errors_are_as_told(
 async def test_other_answers_are_as_told(http: httpx.AsyncClient, document: dict[str, Any]) -> None:
     http.headers["authorization"] = "Bearer a-long-enough-key"
     for path, shown in (
-        ("/v1/models", "/v1/models"), ("/v1/models/test-model", "/v1/models/{model}"), ("/version", "/version"),
+        ("/v1/models", "/v1/models"),
+        ("/v1/models/test-model", "/v1/models/{model}"),
+        ("/version", "/version"),
         ("/load", "/load"),
-    ):  # fmt: skip
+    ):
         told = document["paths"][shown]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
         assert problems(document, told, (await http.get(path)).json()) == []
     told = document["paths"]["/v1/models/{model}"]["get"]["responses"]["404"]["content"]["application/json"]["schema"]

@@ -221,8 +221,9 @@ async def test_kv_event_sources_are_those_of_all_replicas(tmp_path: Path) -> Non
         control: Any = ControlStub(channel)
         sources = (await control.GetKvEventSources(vllm.GetKvEventSourcesRequest())).sources
     assert [(each.data_parallel_rank, each.endpoint, each.replay_endpoint) for each in sources] == [
-        (0, "tcp://*:5557", "ipc:///run/replay"), (1, "tcp://*:5558", "ipc:///run/replay-1"),
-    ]  # fmt: skip
+        (0, "tcp://*:5557", "ipc:///run/replay"),
+        (1, "tcp://*:5558", "ipc:///run/replay-1"),
+    ]
     assert {(each.transport, each.encoding, each.topic, each.buffer_steps) for each in sources} == {
         ("zmq", "msgpack", "kv", 10_000)
     }

@@ -43,9 +43,19 @@ async def scheduler(tmp_path: Path) -> AsyncIterator[FakeScheduler]:
 
 async def start(folder: Path, url: str, *flags: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
-        *COMMAND, "run-batch", "-i", str(folder / "in.jsonl"), "-o", str(folder / "out.jsonl"), "--url", url, *flags,
-        env=environment(), stderr=asyncio.subprocess.PIPE, cwd=folder,
-    )  # fmt: skip
+        *COMMAND,
+        "run-batch",
+        "-i",
+        str(folder / "in.jsonl"),
+        "-o",
+        str(folder / "out.jsonl"),
+        "--url",
+        url,
+        *flags,
+        env=environment(),
+        stderr=asyncio.subprocess.PIPE,
+        cwd=folder,
+    )
 
 
 async def run(folder: Path, url: str, *flags: str) -> tuple[int, str]:

@@ -139,17 +139,24 @@ async def test_streamed_and_whole_are_what_our_own_call_gives(router: tuple[Rout
             completes.append(answer.complete)
     assert token_ids == right.token_ids
     assert [(each.index, each.finish_reason, each.completion_tokens) for each in completes] == [
-        (0, "length", 8), (1, "length", 8),
-    ]  # fmt: skip
+        (0, "length", 8),
+        (1, "length", 8),
+    ]
     whole = [answer.complete async for answer in engine.Generate(asked(stream=False, sampling={"n": 2}))]
     assert {each.index: list(each.output_ids) for each in whole} == right.token_ids
 
 
 async def test_every_way_to_sample_arrives(engine: Any, scheduler: FakeScheduler) -> None:
     given = {
-        "temperature": 0.25, "top_p": 0.5, "top_k": 3, "min_p": 0.125, "frequency_penalty": 1.5,
-        "presence_penalty": -0.5, "repetition_penalty": 1.25, "ignore_eos": True,
-    }  # fmt: skip
+        "temperature": 0.25,
+        "top_p": 0.5,
+        "top_k": 3,
+        "min_p": 0.125,
+        "frequency_penalty": 1.5,
+        "presence_penalty": -0.5,
+        "repetition_penalty": 1.25,
+        "ignore_eos": True,
+    }
     others = {"max_new_tokens": 4, "min_new_tokens": 2, "logit_bias": {"7": 1.5}, "stop_token_ids": [9]}
     async for _ in engine.Generate(asked(sampling=given | others)):
         pass
@@ -247,9 +254,10 @@ async def test_the_cluster_is_described(router: tuple[RouterServer, Any], engine
 
 async def test_calls_that_do_nothing_say_why(engine: Any) -> None:
     unread = [
-        method.name for method in sglang_pb2.DESCRIPTOR.services_by_name["SglangScheduler"].methods if
-        method.input_type is sglang_pb2.Unread.DESCRIPTOR
-    ]  # fmt: skip
+        method.name
+        for method in sglang_pb2.DESCRIPTOR.services_by_name["SglangScheduler"].methods
+        if method.input_type is sglang_pb2.Unread.DESCRIPTOR
+    ]
     assert len(unread) == 8
     for name in unread:
         request = message_class(POOL, POOL.FindServiceByName(SERVICE).methods_by_name[name].input_type.full_name)()

@@ -42,9 +42,15 @@ def expected(directory: Path) -> list[int]:
 @pytest.fixture(scope="module")
 def up(directory: Path) -> Iterator[Up]:
     with Up(
-        directory, f"--model={directory / 'model'}", "--dtype=float32", "--kv-cache-memory=0.02", "--max-num-seqs=16",
-        "--max-model-len=128", "--data-parallel-size=1", real=True,
-    ) as up:  # fmt: skip
+        directory,
+        f"--model={directory / 'model'}",
+        "--dtype=float32",
+        "--kv-cache-memory=0.02",
+        "--max-num-seqs=16",
+        "--max-model-len=128",
+        "--data-parallel-size=1",
+        real=True,
+    ) as up:
         up.wait_for("serving; Ctrl-C to stop")
         yield up
 

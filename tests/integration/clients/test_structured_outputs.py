@@ -90,7 +90,7 @@ _WAYS: tuple[tuple[dict[str, Any], str | None], ...] = (
     ({"structured_outputs": {"json_object": True, "disable_any_whitespace": True}}, "json_object"),
     ({"structured_outputs": {"structural_tag": json.dumps({"format": TAG})}}, "structural_tag"),
     ({"response_format": {"type": "text"}, "guided_json": None}, None),
-)  # fmt: skip
+)
 
 
 async def test_each_way_to_say_it(http: httpx.AsyncClient, scheduler: FakeScheduler) -> None:
@@ -123,7 +123,7 @@ _WRONG: tuple[tuple[dict[str, Any], str, str], ...] = (
     ({"structured_outputs": {"regex": "a"}, "use_beam_search": True}, "structured_outputs", "go with beam_search"),
     ({"guided_json": {"type": "object"}}, "guided_json", "use structured_outputs"),
     ({"guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "use structured_outputs"),
-)  # fmt: skip
+)
 
 
 async def test_what_is_wrong_is_named_as_the_client_named_it(http: httpx.AsyncClient, scheduler: FakeScheduler) -> None:

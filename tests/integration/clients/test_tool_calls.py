@@ -291,7 +291,7 @@ def check_items(items: list[Any]) -> None:
     assert (said.type, said.content[0].text) == ("message", SAID)
     assert [(call.type, call.name, call.arguments) for call in calls] == [
         ("function_call", "get_weather", ARGUMENTS)
-    ] * 2  # fmt: skip
+    ] * 2
     assert len({item.id for item in items}) == 4
     assert all(item.status == "completed" for item in items)
 
@@ -360,7 +360,7 @@ def check_blocks(answer: Any) -> None:
     assert (said.type, said.text) == ("text", SAID)
     assert [(call.type, call.name, call.input) for call in calls] == [
         ("tool_use", "get_weather", json.loads(ARGUMENTS))
-    ] * 2  # fmt: skip
+    ] * 2
     assert (answer.stop_reason, answer.stop_sequence) == ("tool_use", None)
 
 

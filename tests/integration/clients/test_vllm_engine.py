@@ -103,9 +103,18 @@ async def test_streamed_and_whole_are_what_our_own_call_gives(router: tuple[Rout
 
 async def test_text_is_tokenized_and_every_way_to_sample_arrives(engine: Any, scheduler: FakeScheduler) -> None:
     given: dict[str, Any] = {
-        "temperature": 0.25, "top_p": 0.5, "top_k": 3, "min_p": 0.125, "frequency_penalty": 1.5, "min_tokens": 2,
-        "presence_penalty": -0.5, "repetition_penalty": 1.25, "ignore_eos": True, "max_tokens": 4, "logprobs": 2,
-    }  # fmt: skip
+        "temperature": 0.25,
+        "top_p": 0.5,
+        "top_k": 3,
+        "min_p": 0.125,
+        "frequency_penalty": 1.5,
+        "min_tokens": 2,
+        "presence_penalty": -0.5,
+        "repetition_penalty": 1.25,
+        "ignore_eos": True,
+        "max_tokens": 4,
+        "logprobs": 2,
+    }
     parameters = vllm.SamplingParams(**given, seed=-1, logit_bias={7: 1.5}, stop_token_ids=[9])
     async for _ in engine.Generate(vllm.GenerateRequest(text="Once upon", sampling_params=parameters)):
         pass
@@ -201,9 +210,11 @@ async def test_what_is_not_there_is_refused_by_name(engine: Any, change: dict[st
 
 async def test_constraints_come_in(engine: Any, scheduler: FakeScheduler) -> None:
     for kind, value in {
-        "json_schema": '{"type":"object"}', "regex": "a+", "json_object": True,
+        "json_schema": '{"type":"object"}',
+        "regex": "a+",
+        "json_object": True,
         "choice": vllm.ChoiceConstraint(choices=["yes", "no"]),
-    }.items():  # fmt: skip
+    }.items():
         await engine.Generate(_request(False, **{kind: value})).read()
         assert scheduler.submitted[-1].sampling.constraint.WhichOneof("kind") == kind
     assert list(scheduler.submitted[-1].sampling.constraint.choice.texts) == ["yes", "no"]

@@ -153,29 +153,64 @@ async def test_an_end_says_what_ended_it(inference: Any, scheduler: FakeSchedule
 
 def test_every_field_becomes_its_own() -> None:
     request = vllm.GenerateRequest(
-        model="m", token_ids=vllm.TokenIds(ids=[1, 2]), priority=-3, session_id="s", truncate_prompt_tokens=5,
+        model="m",
+        token_ids=vllm.TokenIds(ids=[1, 2]),
+        priority=-3,
+        session_id="s",
+        truncate_prompt_tokens=5,
         sampling=vllm.RandomSampling(num_sequences=3, top_k=4, top_p=0.5, min_p=0.25, seed=-1),
         decoding=vllm.DecodingParameters(
-            presence_penalty=0.5, frequency_penalty=0.25, repetition_penalty=1.5, logit_bias={3: 2.0},
-            allowed_token_ids=[7, 8], regex="a+",
+            presence_penalty=0.5,
+            frequency_penalty=0.25,
+            repetition_penalty=1.5,
+            logit_bias={3: 2.0},
+            allowed_token_ids=[7, 8],
+            regex="a+",
         ),
         stopping=vllm.StoppingCriteria(
-            max_new_tokens=9, min_new_tokens=2, stop_token_ids=[4], stop_strings=["x"], include_stop_strings=True,
+            max_new_tokens=9,
+            min_new_tokens=2,
+            stop_token_ids=[4],
+            stop_strings=["x"],
+            include_stop_strings=True,
             ignore_eos=True,
         ),
         response=vllm.ResponseOptions(skip_special_tokens=False, output_candidates=vllm.CandidateTokens(all=True)),
-        kv=vllm.KVCacheParameters(cache_salt="salt"), temperature=0.75,
-    )  # fmt: skip
+        kv=vllm.KVCacheParameters(cache_salt="salt"),
+        temperature=0.75,
+    )
     sampling = pb.SamplingParams(
-        n=3, top_k=4, top_p=0.5, min_p=0.25, seed=2**64 - 1, presence_penalty=0.5, frequency_penalty=0.25,
-        repetition_penalty=1.5, logit_bias={3: 2.0}, allowed_token_ids=[7, 8], constraint=pb.Constraint(regex="a+"),
-        max_tokens=9, min_tokens=2, stop_token_ids=[4], stop=["x"], include_stop_str_in_output=True, ignore_eos=True,
-        skip_special_tokens=False, logprobs=2**32 - 1, temperature=0.75,
-    )  # fmt: skip
+        n=3,
+        top_k=4,
+        top_p=0.5,
+        min_p=0.25,
+        seed=2**64 - 1,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        repetition_penalty=1.5,
+        logit_bias={3: 2.0},
+        allowed_token_ids=[7, 8],
+        constraint=pb.Constraint(regex="a+"),
+        max_tokens=9,
+        min_tokens=2,
+        stop_token_ids=[4],
+        stop=["x"],
+        include_stop_str_in_output=True,
+        ignore_eos=True,
+        skip_special_tokens=False,
+        logprobs=2**32 - 1,
+        temperature=0.75,
+    )
     expected = pb.GenerateRequest(
-        request_id="r", model="m", token_ids=pb.TokenIds(ids=[1, 2]), priority=-3, session_key="s",
-        truncate_prompt_tokens=5, cache_salt="salt", sampling=sampling,
-    )  # fmt: skip
+        request_id="r",
+        model="m",
+        token_ids=pb.TokenIds(ids=[1, 2]),
+        priority=-3,
+        session_key="s",
+        truncate_prompt_tokens=5,
+        cache_salt="salt",
+        sampling=sampling,
+    )
     assert generate_request(request, "r", pb.SamplingParams()) == expected
 
 
@@ -243,8 +278,11 @@ async def test_control_describes_the_cluster_as_one_engine(control: Any, router:
 
 
 async def test_calls_that_do_nothing_say_why(control: Any) -> None:
-    unread = [method.name for method in vllm.DESCRIPTOR.services_by_name["Control"].methods if
-              method.input_type is vllm.Unread.DESCRIPTOR]  # fmt: skip
+    unread = [
+        method.name
+        for method in vllm.DESCRIPTOR.services_by_name["Control"].methods
+        if method.input_type is vllm.Unread.DESCRIPTOR
+    ]
     assert len(unread) == 12
     for name in unread:
         code, message = await _refusal(getattr(control, name)(vllm.Unread()))

@@ -84,9 +84,12 @@ async def server(tmp_path: Path) -> AsyncIterator[Server]:
     async with running_schedulers(fake), running_router([fake.address], max_answers_bytes=ROOM) as (router, stub):
         await router.wait_ready()
         gateway = Gateway(
-            router.intake, router.registry, router.readiness,
-            max_body_bytes=100_000, batches=BatchStore(tmp_path / "batches", 2**30),
-        )  # fmt: skip
+            router.intake,
+            router.registry,
+            router.readiness,
+            max_body_bytes=100_000,
+            batches=BatchStore(tmp_path / "batches", 2**30),
+        )
         http = GatewayServer(gateway, HOST, 0)
         http.start()
         served = Server(fake, http, stub, router.intake.answers)

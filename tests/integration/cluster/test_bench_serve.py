@@ -119,9 +119,8 @@ async def test_a_plain_server_gets_plain_requests(plain: PlainServer, is_chat: b
 
 async def test_text_and_fields_of_ones_own(plain: PlainServer) -> None:
     backend = OpenAIBackend(
-        plain.url, is_chat=False, api_key=KEY, takes_text=True,
-        extra_body={"stream_options": None, "temperature": 0}
-    )  # fmt: skip
+        plain.url, is_chat=False, api_key=KEY, takes_text=True, extra_body={"stream_options": None, "temperature": 0}
+    )
     report = await measure(LOAD, backend, lambda trace: None)
     assert all("Unrecognized request argument: temperature" in trace.error for trace in report.traces)
     keyless = await measure(LOAD, OpenAIBackend(plain.url, is_chat=False), lambda trace: None)

@@ -32,9 +32,16 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": NUM_TOKENS + 100}))
     with Up(
-        directory, f"--model={model}", "--load-format=dummy", "--dtype=float32", "--kv-cache-memory=0.02",
-        "--data-parallel-size=2", "--num-routers=2", port=free_ports(2), real=True,
-    ) as up:  # fmt: skip
+        directory,
+        f"--model={model}",
+        "--load-format=dummy",
+        "--dtype=float32",
+        "--kv-cache-memory=0.02",
+        "--data-parallel-size=2",
+        "--num-routers=2",
+        port=free_ports(2),
+        real=True,
+    ) as up:
         up.wait_for("serving; Ctrl-C to stop")
         # The routers are told of the second replica a moment later.
         up.wait_for(" serves ", count=4)

@@ -48,16 +48,31 @@ def test_an_error_of_the_server_is_shown_in_its_own_words(target: str) -> None:
 
 def test_a_running_cluster_is_measured(target: str) -> None:
     result = octavo(
-        "bench", "serve", "--target", target, "--num-requests=8", "--request-rate=200", "--concurrency=4",
-        "--prompt-len=5", "--output-len=6", "--json",
-    )  # fmt: skip
+        "bench",
+        "serve",
+        "--target",
+        target,
+        "--num-requests=8",
+        "--request-rate=200",
+        "--concurrency=4",
+        "--prompt-len=5",
+        "--output-len=6",
+        "--json",
+    )
     assert result.returncode == 0, result.stderr
     (line,) = result.stdout.splitlines()
     report = json.loads(line)
     expected = {
-        "engine": "octavo", "model": "fake", "dtype": "float32", "concurrency": 4, "prompt_len": 5, "output_len": 6,
-        "num_requests": 8, "num_errors": 0, "request_rate": 200.0,
-    }  # fmt: skip
+        "engine": "octavo",
+        "model": "fake",
+        "dtype": "float32",
+        "concurrency": 4,
+        "prompt_len": 5,
+        "output_len": 6,
+        "num_requests": 8,
+        "num_errors": 0,
+        "request_rate": 200.0,
+    }
     assert expected.items() <= report.items()
     for key in ("ttft_s", "itl_ms", "e2e_s"):
         assert 0 < report[f"{key}_p50"] <= report[f"{key}_p90"] <= report[f"{key}_p99"]
@@ -74,10 +89,22 @@ def test_a_person_gets_a_table(target: str) -> None:
 
 def test_rates_are_measured_in_turn_and_drawn(target: str, tmp_path: Path) -> None:
     result = octavo(
-        "bench", "serve", "--target", target, "--num-requests=6", "--request-rate=50,100,inf", "--json",
-        "--dataset=prefixes", "--prefix-len=4", "--prompt-len=uniform:6:9", "--output-len=5", "--goodput=ttft:60000",
-        "--burstiness=0.5", "--plot", str(tmp_path / "rates.svg"),
-    )  # fmt: skip
+        "bench",
+        "serve",
+        "--target",
+        target,
+        "--num-requests=6",
+        "--request-rate=50,100,inf",
+        "--json",
+        "--dataset=prefixes",
+        "--prefix-len=4",
+        "--prompt-len=uniform:6:9",
+        "--output-len=5",
+        "--goodput=ttft:60000",
+        "--burstiness=0.5",
+        "--plot",
+        str(tmp_path / "rates.svg"),
+    )
     assert result.returncode == 0, result.stderr
     reports = [json.loads(line) for line in result.stdout.splitlines()]
     assert [report["request_rate"] for report in reports] == [50.0, 100.0, "inf"]

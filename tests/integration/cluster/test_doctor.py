@@ -14,8 +14,12 @@ def doctor(*flags: str, **extra: str) -> tuple[int, dict[str, dict[str, str]]]:
     """Exit code and lines of `octavo doctor --json`; of a subject with several, the last."""
     result = subprocess.run(
         [*COMMAND, "doctor", "--json", *flags],
-        env=environment(**extra), capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+        env=environment(**extra),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
     lines = [json.loads(line) for line in result.stdout.splitlines()]
     assert lines, result.stderr
     return result.returncode, {line["subject"]: line for line in lines}

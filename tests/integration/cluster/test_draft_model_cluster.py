@@ -33,11 +33,16 @@ def test_drafts_of_one_rank_serve_all(tmp_path: Path) -> None:
     config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 4}
     metrics_port = free_ports(6)
     with Up(
-        tmp_path, f"--model={model}", "--tensor-parallel-size=2", "--pipeline-parallel-size=2", "--max-num-seqs=8",
+        tmp_path,
+        f"--model={model}",
+        "--tensor-parallel-size=2",
+        "--pipeline-parallel-size=2",
+        "--max-num-seqs=8",
         f"--speculative-config={json.dumps(config)}",
         *(f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()),
-        real=True, metrics_port=metrics_port,
-    ) as up:  # fmt: skip
+        real=True,
+        metrics_port=metrics_port,
+    ) as up:
         up.wait_for("serving; Ctrl-C to stop")
         assert say(up.port, PROMPTS, SAMPLING, lambda: None) == expected
         # The router's metrics are at the port before.

@@ -15,9 +15,12 @@ from tests.support.streams import say
 from tests.support.up import Up
 
 MIXTRAL = {
-    "architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
     "sliding_window": None,
-}  # fmt: skip
+}
 PROMPTS = ["w5 w6 w7", "w9 w8", " ".join(f"w{i}" for i in range(10, 60)), "w3"]
 # Lengths differ, so that toward the end one replica has nothing to run. The last request is sampled, not greedy.
 SAMPLING = [
@@ -35,10 +38,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def up(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     with Up(
-        tmp_path_factory.mktemp("replicas"), f"--model={model}", "--data-parallel-size=2", "--enable-expert-parallel",
-        "--max-num-seqs=8", "--max-steps-in-flight=2",
-        *(f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()), real=True,
-    ) as up:  # fmt: skip
+        tmp_path_factory.mktemp("replicas"),
+        f"--model={model}",
+        "--data-parallel-size=2",
+        "--enable-expert-parallel",
+        "--max-num-seqs=8",
+        "--max-steps-in-flight=2",
+        *(f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()),
+        real=True,
+    ) as up:
         up.wait_for("serving; Ctrl-C to stop")
         yield up
 

@@ -52,9 +52,14 @@ def options(tmp_path: Path) -> Options:
     port = free_ports(6)
     addresses = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 4}"
     return Options(
-        enable_expert_parallel=True, data_parallel_size=2, runtime_dir=tmp_path, metrics_port=0,
-        step_addresses=addresses, curve_dir=str(tmp_path / "keys"), heartbeat_timeout=20,
-    )  # fmt: skip
+        enable_expert_parallel=True,
+        data_parallel_size=2,
+        runtime_dir=tmp_path,
+        metrics_port=0,
+        step_addresses=addresses,
+        curve_dir=str(tmp_path / "keys"),
+        heartbeat_timeout=20,
+    )
 
 
 @pytest.fixture

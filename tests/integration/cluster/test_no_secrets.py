@@ -88,9 +88,12 @@ async def test_of_a_router(said: list[str], tmp_path: Path) -> None:
         next_token=scripted(smollm2_tokenizer().encode(SPOKEN)),
     )
     options = {
-        "api_keys_file": str(keys), "tls_cert_file": str(certificate), "tls_key_file": str(key), "compat": ["kserve"],
+        "api_keys_file": str(keys),
+        "tls_cert_file": str(certificate),
+        "tls_key_file": str(key),
+        "compat": ["kserve"],
         "enable_log_requests": True,
-    }  # fmt: skip
+    }
     async with running_schedulers(fake), running_router([fake.address], **options) as (server, _):
         await server.wait_ready()
         credentials = grpc.ssl_channel_credentials(authority.ca.read_bytes())

@@ -31,10 +31,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def up(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     with Up(
-        tmp_path_factory.mktemp("stages"), f"--model={model}", "--tensor-parallel-size=2", "--pipeline-parallel-size=2",
-        "--max-num-seqs=8", *(f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()),
+        tmp_path_factory.mktemp("stages"),
+        f"--model={model}",
+        "--tensor-parallel-size=2",
+        "--pipeline-parallel-size=2",
+        "--max-num-seqs=8",
+        *(f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()),
         real=True,
-    ) as up:  # fmt: skip
+    ) as up:
         up.wait_for("serving; Ctrl-C to stop")
         yield up
 

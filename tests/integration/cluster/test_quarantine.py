@@ -32,9 +32,17 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1024}))
     with Up(
-        directory, f"--model={model}", "--load-format=dummy", "--dtype=float32", "--kv-cache-memory=0.02",
-        "--data-parallel-size=2", "--max-restarts=2", "--max-quarantine=1", metrics_port=free_ports(5), real=True,
-    ) as up:  # fmt: skip
+        directory,
+        f"--model={model}",
+        "--load-format=dummy",
+        "--dtype=float32",
+        "--kv-cache-memory=0.02",
+        "--data-parallel-size=2",
+        "--max-restarts=2",
+        "--max-quarantine=1",
+        metrics_port=free_ports(5),
+        real=True,
+    ) as up:
         up.wait_for("serving; Ctrl-C to stop")
         up.wait_for(" serves ", count=2)
         yield up

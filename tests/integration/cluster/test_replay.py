@@ -32,8 +32,12 @@ def process(module: str, options: Options, *flags: str) -> Iterator[subprocess.P
     given = [f"--{name}={value}" for name, value in changed.items()]
     with subprocess.Popen(
         [sys.executable, "-m", module, *given, *flags],
-        cwd=ROOT, env=environment(), text=True, stderr=subprocess.STDOUT, stdout=subprocess.DEVNULL,
-    ) as running:  # fmt: skip
+        cwd=ROOT,
+        env=environment(),
+        text=True,
+        stderr=subprocess.STDOUT,
+        stdout=subprocess.DEVNULL,
+    ) as running:
         try:
             yield running
         finally:
@@ -57,9 +61,14 @@ async def run_load(options: Options) -> RouterEnd:
                 choices = list(range(choose.choice([1, 1, 3])))
                 prompt = [20 + choose.randrange(2)] * choose.randint(1, 60)
                 group = await router.submit(
-                    prompt, max_tokens=choose.randint(1, 60), choices=choices, seed=index, ignore_eos=True,
-                    deadline=0.3 if index % 7 == 0 else 0.0, request_id=f"traced-{index}",
-                )  # fmt: skip
+                    prompt,
+                    max_tokens=choose.randint(1, 60),
+                    choices=choices,
+                    seed=index,
+                    ignore_eos=True,
+                    deadline=0.3 if index % 7 == 0 else 0.0,
+                    request_id=f"traced-{index}",
+                )
                 groups.append((group, choices))
             await router.wait_for(lambda: sum(map(len, router.tokens.values())) > 100)
             for group, _ in groups[3::9]:
@@ -76,9 +85,13 @@ async def run_load(options: Options) -> RouterEnd:
 
 def options_of(directory: Path, **changes: object) -> Options:
     return make_options(
-        directory, trace=str(directory / "run.trace"), num_blocks_override=24, max_num_seqs=8, max_steps_in_flight=2,
+        directory,
+        trace=str(directory / "run.trace"),
+        num_blocks_override=24,
+        max_num_seqs=8,
+        max_steps_in_flight=2,
         **changes,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("target", [0, 5])
@@ -155,8 +168,12 @@ def test_a_scheduler_that_cannot_write_its_trace_says_so_and_does_not_start(tmp_
     options = make_options(tmp_path, trace=str(tmp_path / "nowhere" / "run.trace"))
     flags = [f"--{name}={value}" for name, value in options.model_dump(exclude_defaults=True).items()]
     done = subprocess.run(
-        [sys.executable, "-m", "scheduler", *flags], cwd=ROOT, env=environment(), text=True, capture_output=True,
+        [sys.executable, "-m", "scheduler", *flags],
+        cwd=ROOT,
+        env=environment(),
+        text=True,
+        capture_output=True,
         timeout=TIMEOUT,
-    )  # fmt: skip
+    )
     assert done.returncode == 2
     assert "run.0.trace can't be written (No such file or directory): give a file" in done.stderr

@@ -47,10 +47,15 @@ def up(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.Tem
     directory = tmp_path_factory.mktemp("ranks")
     wires = _over_tcp(directory) if request.param == "tcp" else []
     with Up(
-        directory, f"--model={model}", *wires, "--tensor-parallel-size=2", "--max-num-seqs=8",
-        "--max-steps-in-flight=2", *(f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()),
+        directory,
+        f"--model={model}",
+        *wires,
+        "--tensor-parallel-size=2",
+        "--max-num-seqs=8",
+        "--max-steps-in-flight=2",
+        *(f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()),
         real=True,
-    ) as up:  # fmt: skip
+    ) as up:
         up.wait_for("serving; Ctrl-C to stop")
         yield up
 

@@ -20,13 +20,29 @@ def start(directory: Path, *more: str) -> subprocess.Popen[str]:
     model = make_tiny_model(directory / "tiny")
     return subprocess.Popen(
         [
-            *COMMAND, "tune", f"--model={model}", "--load-format=dummy", "--dtype=float32", "--kv-cache-memory=0.01",
-            "--worker-threads=1", "--max-num-seqs=2,8", "--max-num-batched-tokens=64", "--num-requests=12",
-            "--prompt-len=16", "--output-len=8", "--max-e2e-ms=60000", "--rounds=1", f"--output={directory}/tuned",
+            *COMMAND,
+            "tune",
+            f"--model={model}",
+            "--load-format=dummy",
+            "--dtype=float32",
+            "--kv-cache-memory=0.01",
+            "--worker-threads=1",
+            "--max-num-seqs=2,8",
+            "--max-num-batched-tokens=64",
+            "--num-requests=12",
+            "--prompt-len=16",
+            "--output-len=8",
+            "--max-e2e-ms=60000",
+            "--rounds=1",
+            f"--output={directory}/tuned",
             *more,
         ],
-        env=environment(), cwd=directory, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+        env=environment(),
+        cwd=directory,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def test_an_interrupted_run_is_resumed_and_reports(tmp_path: Path) -> None:
@@ -76,12 +92,29 @@ def test_a_sweep_writes_a_table_and_a_plot(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "tiny")
     result = subprocess.run(
         [
-            *COMMAND, "bench", "sweep", f"--model={model}", "--load-format=dummy", "--dtype=float32",
-            "--kv-cache-memory=0.01", "--worker-threads=1", "--set=max_num_seqs=4", "--request-rate=50,inf",
-            "--num-requests=8", "--prompt-len=8", "--output-len=4", f"--output={tmp_path}/swept", "--json",
+            *COMMAND,
+            "bench",
+            "sweep",
+            f"--model={model}",
+            "--load-format=dummy",
+            "--dtype=float32",
+            "--kv-cache-memory=0.01",
+            "--worker-threads=1",
+            "--set=max_num_seqs=4",
+            "--request-rate=50,inf",
+            "--num-requests=8",
+            "--prompt-len=8",
+            "--output-len=4",
+            f"--output={tmp_path}/swept",
+            "--json",
         ],
-        env=environment(), cwd=tmp_path, text=True, capture_output=True, check=False, timeout=_TIMEOUT,
-    )  # fmt: skip
+        env=environment(),
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=_TIMEOUT,
+    )
     assert result.returncode == 0, result.stderr
     slow, fast = map(json.loads, result.stdout.splitlines())
     assert (slow["request_rate"], fast["request_rate"]) == (50.0, "inf")

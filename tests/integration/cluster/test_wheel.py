@@ -212,9 +212,15 @@ def ports(home: Path, model: Path) -> Iterator[tuple[int, int]]:
     """The gRPC and HTTP ports of a cluster that the wheel's `octavo up` runs."""
     grpc_port, http_port = free_port(), free_port()
     command = [
-        home / "env/bin/octavo", "up", f"--model={model}", f"--port={grpc_port}", f"--http-port={http_port}",
-        f"--metrics-port={free_ports(3)}", f"--runtime-dir={home / 'run'}", "--kv-cache-memory=0.1",
-    ]  # fmt: skip
+        home / "env/bin/octavo",
+        "up",
+        f"--model={model}",
+        f"--port={grpc_port}",
+        f"--http-port={http_port}",
+        f"--metrics-port={free_ports(3)}",
+        f"--runtime-dir={home / 'run'}",
+        "--kv-cache-memory=0.1",
+    ]
     with subprocess.Popen(
         command, cwd=home, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as up:

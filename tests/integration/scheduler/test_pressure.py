@@ -148,6 +148,10 @@ async def test_two_hundred_sequences_with_random_cancels_leak_nothing(tmp_path: 
     assert core is not None
     core.check_integrity()
     assert core.load == CoreLoad(
-        num_running=0, num_waiting=0, num_free_blocks=60, num_blocks=60, num_queued_tokens=0,
+        num_running=0,
+        num_waiting=0,
+        num_free_blocks=60,
+        num_blocks=60,
+        num_queued_tokens=0,
         num_free_swap_blocks=model.num_swap_blocks if "preemption_mode" in changes else 0,
-    )  # fmt: skip
+    )

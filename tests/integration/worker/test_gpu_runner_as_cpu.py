@@ -29,11 +29,16 @@ REQUESTS = [
     (
         [30, 31],
         SamplingParams(
-            temperature=1.0, seed=9, n=2, allowed_token_ids=range(30, 34), logprobs=3, logprob_token_ids=[70, 9, 31],
+            temperature=1.0,
+            seed=9,
+            n=2,
+            allowed_token_ids=range(30, 34),
+            logprobs=3,
+            logprob_token_ids=[70, 9, 31],
             bad_word_token_ids=[TokenIds(ids=[31, 32]), TokenIds(ids=[33, 33]), TokenIds(ids=[30, 32, 30])],
         ),
     ),
-]  # fmt: skip
+]
 STEPS_IN_FLIGHT = 2
 
 Mode = Literal["recompute", "swap"]
@@ -75,9 +80,12 @@ def computed_on_a_cpu(
 
     monkeypatch.setattr(Runner, "begin", recorded)
     options = Options(
-        block_size=8, max_num_seqs=8, max_num_batched_tokens=sizes["max_num_batched_tokens"], preemption_mode=mode,
+        block_size=8,
+        max_num_seqs=8,
+        max_num_batched_tokens=sizes["max_num_batched_tokens"],
+        preemption_mode=mode,
         max_steps_in_flight=STEPS_IN_FLIGHT,
-    )  # fmt: skip
+    )
     engine = Engine(fake_runner(**sizes), options)
     for group, (prompt, sampling) in enumerate(REQUESTS):
         resolved = SamplingParams(max_tokens=6, n=1)
@@ -116,11 +124,15 @@ def test_drafts_are_verified_alike():
     greedy.append(int(logits_after([*prompts[1], *greedy]).argmax()))
     rows = [
         step_pb2.NewRow(
-            row=i, sequence=i + 1, token_ids=prompt, num_prompt_tokens=len(prompt), block_ids=[2 * i + 1, 2 * i + 2],
+            row=i,
+            sequence=i + 1,
+            token_ids=prompt,
+            num_prompt_tokens=len(prompt),
+            block_ids=[2 * i + 1, 2 * i + 2],
             sampling=each,
         )
         for i, (prompt, each) in enumerate(zip(prompts, (sampling, SamplingParams(temperature=0.0)), strict=True))
-    ]  # fmt: skip
+    ]
     plans = [
         step_pb2.StepPlan(new_rows=rows, rows=[0, 1], num_tokens=[3, 4]),
         # One row has a right and a wrong draft, the other row only a wrong one.

@@ -19,14 +19,29 @@ from worker.cpu.build import build_cpu_runner
 
 # A head size that the GPU kernels support, otherwise as small as possible: interpreted kernels take ms per program.
 TINY = {
-    "architectures": ["LlamaForCausalLM"], "vocab_size": 96, "hidden_size": 64, "intermediate_size": 64,
-    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64,
-    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "eos_token_id": 2,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "eos_token_id": 2,
+}
 FLAGS = {
-    "load_format": "dummy", "dtype": "float32", "max_num_seqs": 2, "max_num_batched_tokens": 8, "block_size": 8,
-    "worker_threads": 1, "metrics_port": 0, "max_steps_in_flight": 2,
-}  # fmt: skip
+    "load_format": "dummy",
+    "dtype": "float32",
+    "max_num_seqs": 2,
+    "max_num_batched_tokens": 8,
+    "block_size": 8,
+    "worker_threads": 1,
+    "metrics_port": 0,
+    "max_steps_in_flight": 2,
+}
 FULL = json.dumps({"level": "FULL", "cudagraph_capture_sizes": [2, 8]})
 
 

@@ -20,9 +20,12 @@ from worker.step.runner import DoneResult, StepRunner
 
 PROMPT = [5, 6, 7]
 NEW_ROW = step_pb2.NewRow(
-    sequence=1, token_ids=PROMPT, num_prompt_tokens=3, block_ids=[1, 2],
+    sequence=1,
+    token_ids=PROMPT,
+    num_prompt_tokens=3,
+    block_ids=[1, 2],
     sampling=inference_pb2.SamplingParams(temperature=1.0, seed=5),
-)  # fmt: skip
+)
 PREFILL = step_pb2.StepPlan(new_rows=[NEW_ROW], rows=[0], num_tokens=[3])
 DECODE = step_pb2.StepPlan(decode_rows=decodes(0))
 

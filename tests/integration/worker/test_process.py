@@ -24,11 +24,20 @@ from worker.process.build import build_runner
 
 ROOT = Path(__file__).parents[2]
 TINY = {
-    "architectures": ["LlamaForCausalLM"], "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "eos_token_id": [2, 3], "bos_token_id": 1,
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "eos_token_id": [2, 3],
+    "bos_token_id": 1,
     "tie_word_embeddings": False,
-}  # fmt: skip
+}
 GENERATION = {"temperature": 0.5, "top_k": 7, "eos_token_id": 4}
 PROMPT = list(range(10, 30))
 
@@ -44,9 +53,16 @@ def model(tmp_path: Path) -> Path:
 
 def flags_of(tmp_path: Path, model: Path | str, **changes: object) -> dict[str, object]:
     flags: dict[str, object] = {
-        "model": str(model), "load_format": "dummy", "dtype": "float32", "num_blocks_override": 40, "max_num_seqs": 4,
-        "block_size": 8, "worker_threads": 1, "metrics_port": 0, "step_addresses": f"ipc://{tmp_path}/step.sock",
-    }  # fmt: skip
+        "model": str(model),
+        "load_format": "dummy",
+        "dtype": "float32",
+        "num_blocks_override": 40,
+        "max_num_seqs": 4,
+        "block_size": 8,
+        "worker_threads": 1,
+        "metrics_port": 0,
+        "step_addresses": f"ipc://{tmp_path}/step.sock",
+    }
     return {**flags, **changes}
 
 

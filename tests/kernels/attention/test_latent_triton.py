@@ -147,9 +147,15 @@ def test_tokens_of_no_row_are_left_alone_and_queries_may_be_slices() -> None:
     schedule = step.schedule()
     schedule.update(starts, lens)
     mla_attention(
-        wide[:, :3], step.cache(tables), query_starts=starts, context_lens=lens,
-        block_tables=torch.from_numpy(tables).to(DEVICE), scale=SCALE, schedule=schedule, out=out,
-    )  # fmt: skip
+        wide[:, :3],
+        step.cache(tables),
+        query_starts=starts,
+        context_lens=lens,
+        block_tables=torch.from_numpy(tables).to(DEVICE),
+        scale=SCALE,
+        schedule=schedule,
+        out=out,
+    )
     assert torch.equal(out[:5], step.run())
     assert (out[5:] == 7.0).all()
 
@@ -167,9 +173,15 @@ def test_offsets_beyond_int32() -> None:
     schedule = step.schedule()
     schedule.update(starts, lens)
     out = mla_attention(
-        step.queries(), cache, query_starts=starts, context_lens=lens, block_tables=last, scale=SCALE,
-        schedule=schedule, kv_scale=step.scale_tensor(),
-    )  # fmt: skip
+        step.queries(),
+        cache,
+        query_starts=starts,
+        context_lens=lens,
+        block_tables=last,
+        scale=SCALE,
+        schedule=schedule,
+        kv_scale=step.scale_tensor(),
+    )
     assert torch.equal(out, step.run())
 
 

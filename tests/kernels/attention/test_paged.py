@@ -24,9 +24,15 @@ class Case:
     """Rows of (queries, context) over a cache whose blocks lie in random order and hold garbage beyond the contexts."""
 
     def __init__(
-        self, *rows: tuple[int, int], dtype: torch.dtype = torch.float32, window: int = 0, attention_chunk: int = 0,
-        block_size: int = BLOCK_SIZE, soft_cap: float = 0.0, has_sinks: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        *rows: tuple[int, int],
+        dtype: torch.dtype = torch.float32,
+        window: int = 0,
+        attention_chunk: int = 0,
+        block_size: int = BLOCK_SIZE,
+        soft_cap: float = 0.0,
+        has_sinks: bool = False,
+    ) -> None:
         generator = torch.Generator().manual_seed(0)
         lens = [context for _, context in rows]
         num_blocks = [-(-length // block_size) for length in lens]
@@ -94,9 +100,11 @@ def in_native_layout(cache: torch.Tensor, kind: str) -> torch.Tensor:
     """The same keys and values in the layout of the C++ kernels, written by their own cache-write kernel."""
     heads, slots = HEADS, torch.arange(cache.shape[0] * cache.shape[1])
     write = RopeCacheWrite(
-        path_of(kind, cache.dtype), num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads,
+        path_of(kind, cache.dtype),
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
         head_size=heads.head_size,
-    )  # fmt: skip
+    )
     kv = cache.flatten(0, 1).flatten(1).float()
     q = torch.zeros(len(slots), heads.num_heads * heads.head_size)
     no_turn = torch.ones(len(slots), 1, heads.head_size // 2, dtype=torch.complex64)

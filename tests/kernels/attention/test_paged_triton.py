@@ -84,9 +84,12 @@ def test_dtypes_agree_with_float64(dtype: torch.dtype, options: Options) -> None
 def test_pairs_of_e4m3_and_single_numbers_agree_with_float64(head_size: int) -> None:
     """Both forms of a decode, whole and split, and drafts; a head size that tiles pad, too."""
     step = Step(
-        rows=((1, 129), (3, 66), (1, 400)), heads=heads(4, 2, head_size), dtype=torch.bfloat16, most_queries=3,
+        rows=((1, 129), (3, 66), (1, 400)),
+        heads=heads(4, 2, head_size),
+        dtype=torch.bfloat16,
+        most_queries=3,
         options=Options(num_scales=2),
-    )  # fmt: skip
+    )
     for pairs in (True, False):
         for num_programs in (1, 64):
             check(step.but(pairs=pairs, num_programs=num_programs))
@@ -193,15 +196,27 @@ def test_tables_of_permanent_rows_in_any_order(batch_invariant: bool) -> None:
     cache[0] = 1.0
     schedule.update(starts, lens)
     out = paged_attention(
-        step.queries(), cache, query_starts=starts, context_lens=lens,
-        block_tables=block_tables, table_rows=table_rows, scale=SCALE, schedule=schedule,
-    )  # fmt: skip
+        step.queries(),
+        cache,
+        query_starts=starts,
+        context_lens=lens,
+        block_tables=block_tables,
+        table_rows=table_rows,
+        scale=SCALE,
+        schedule=schedule,
+    )
     assert torch.equal(out, step.run())
     with pytest.raises(ValueError, match=r"table_rows is torch.int64 \(4,\): torch.int32 \(4,\)"):
         paged_attention(
-            step.queries(), cache, query_starts=starts, context_lens=lens,
-            block_tables=block_tables, table_rows=table_rows.long(), scale=SCALE, schedule=schedule,
-        )  # fmt: skip
+            step.queries(),
+            cache,
+            query_starts=starts,
+            context_lens=lens,
+            block_tables=block_tables,
+            table_rows=table_rows.long(),
+            scale=SCALE,
+            schedule=schedule,
+        )
 
 
 def test_tokens_behind_the_last_row_are_left_alone() -> None:
@@ -213,9 +228,15 @@ def test_tokens_behind_the_last_row_are_left_alone() -> None:
     schedule = step.schedule()
     schedule.update(starts, lens)
     paged_attention(
-        q_THD, step.cache(tables), query_starts=starts, context_lens=lens,
-        block_tables=torch.from_numpy(tables).to(DEVICE), scale=SCALE, schedule=schedule, out=out,
-    )  # fmt: skip
+        q_THD,
+        step.cache(tables),
+        query_starts=starts,
+        context_lens=lens,
+        block_tables=torch.from_numpy(tables).to(DEVICE),
+        scale=SCALE,
+        schedule=schedule,
+        out=out,
+    )
     assert torch.equal(out[:20], step.run())
     assert (out[20:] == 7.0).all()
 
@@ -242,9 +263,15 @@ def test_offsets_beyond_int32() -> None:
     schedule = step.schedule()
     schedule.update(starts, lens)
     out = paged_attention(
-        step.queries(), cache, query_starts=starts, context_lens=lens, block_tables=last, scale=SCALE,
-        schedule=schedule, **step.layer(),
-    )  # fmt: skip
+        step.queries(),
+        cache,
+        query_starts=starts,
+        context_lens=lens,
+        block_tables=last,
+        scale=SCALE,
+        schedule=schedule,
+        **step.layer(),
+    )
     assert torch.equal(out, step.run())
 
 
@@ -257,9 +284,14 @@ def test_queries_may_be_slices() -> None:
     schedule = step.schedule()
     schedule.update(starts, lens)
     out = paged_attention(
-        qkv[:, :4], step.cache(tables), query_starts=starts, context_lens=lens,
-        block_tables=torch.from_numpy(tables).to(DEVICE), scale=SCALE, schedule=schedule,
-    )  # fmt: skip
+        qkv[:, :4],
+        step.cache(tables),
+        query_starts=starts,
+        context_lens=lens,
+        block_tables=torch.from_numpy(tables).to(DEVICE),
+        scale=SCALE,
+        schedule=schedule,
+    )
     assert torch.equal(out, step.run())
 
 

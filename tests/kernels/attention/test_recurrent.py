@@ -57,8 +57,10 @@ class Sequences:
         step = StepRows(
             np.cumsum([0, *lengths], dtype=np.int32),
             np.array([first + len(x_TF) for x_TF, first, _ in rows], np.int32),
-            tables, self.block_size, torch.float32,
-        )  # fmt: skip
+            tables,
+            self.block_size,
+            torch.float32,
+        )
         self.step.update(step)
         x_TF = torch.cat([x_TF for x_TF, _, _ in rows])
         out = self.layer(x_TF, self.cache, self.step, lambda name, *size: torch.full(size, torch.nan))
@@ -82,9 +84,12 @@ def test_agrees_with_float64(kind: str, shape: RecurrentShape, has_bias: bool) -
     sequences.layer = RecurrentLayer(shape, weights, backend)
     (got,) = sequences.compute([(x_TF, 0, [5, 1, 9, 2, 3, 7])])
     rows = StepRows(
-        np.array([0, LENGTH], np.int32), np.array([LENGTH], np.int32), np.array([[5, 1, 9, 2, 3, 7]], np.int32), 8,
+        np.array([0, LENGTH], np.int32),
+        np.array([LENGTH], np.int32),
+        np.array([[5, 1, 9, 2, 3, 7]], np.int32),
+        8,
         torch.float32,
-    )  # fmt: skip
+    )
     plain = torch.zeros(40, shape.slot, dtype=torch.float64)
     expected = recurrent(shape, weights, x_TF.double(), plain, rows)
     assert (got - expected).abs().max() / expected.abs().max() < 1e-5

@@ -63,8 +63,10 @@ def test_default_tiles_grow_with_the_batch() -> None:
 
 def test_k_is_split_while_programs_are_few_and_parts_long() -> None:
     tile = Tile(block_m=16, block_n=32, block_k=128)
-    split = {(N, K): with_parts_of_k(tile, 1, N, K, 132).split_k for N, K in
-             ((1024, 8192), (4096, 4096), (8192, 8192), (1024, 2047), (1024, 1 << 20))}  # fmt: skip
+    split = {
+        (N, K): with_parts_of_k(tile, 1, N, K, 132).split_k
+        for N, K in ((1024, 8192), (4096, 4096), (8192, 8192), (1024, 2047), (1024, 1 << 20))
+    }
     # At most 528 programs. 32 programs: 8 parts make 256. 128 programs: 4 parts. 256: 2 parts. Parts below 1024 do not
     # pay.
     assert split == {(1024, 8192): 8, (4096, 4096): 4, (8192, 8192): 2, (1024, 2047): 1, (1024, 1 << 20): 8}

@@ -155,9 +155,15 @@ def test_only_its_own_memory(scales: str, split_k: int) -> None:
     canvas = torch.full((21, 128), float("nan"), device=DEVICE)
     out = canvas[2:19, :100]
     triton_gemm(
-        among_nan(given.x), among_nan(given.weight), given.x_scales, given.weight_scales, None, out,
-        blockwise=scales == "block", tile=dataclasses.replace(SMALL, split_k=split_k),
-    )  # fmt: skip
+        among_nan(given.x),
+        among_nan(given.weight),
+        given.x_scales,
+        given.weight_scales,
+        None,
+        out,
+        blockwise=scales == "block",
+        tile=dataclasses.replace(SMALL, split_k=split_k),
+    )
     assert_close(out, given)
     untouched = canvas.isnan()
     untouched[2:19, :100] = True

@@ -17,9 +17,13 @@ def test_q_is_that_of_the_reference(kind: str, with_norm: bool) -> None:
     torch.manual_seed(0)
     head_norm = torch.randn(HEADS + KV_HEADS, SIZE) if with_norm else None
     op = RopeCacheWrite(
-        path_of(kind, torch.float32), num_heads=HEADS, num_kv_heads=KV_HEADS, head_size=SIZE, head_norm_HD=head_norm,
+        path_of(kind, torch.float32),
+        num_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_size=SIZE,
+        head_norm_HD=head_norm,
         eps=1e-2,
-    )  # fmt: skip
+    )
     qkv = torch.randn(4, (HEADS + 2 * KV_HEADS) * SIZE)
     cos_sin = cos_sin_table(POSITIONS, 1.0 / 100.0 ** (torch.arange(SIZE // 2) / 12), 1.1)
     expected, _, _ = rope_cache_write(qkv, cos_sin, HEADS, KV_HEADS, SIZE, head_norm, 1e-2)
@@ -65,9 +69,12 @@ def test_e4m3_is_rounded_as_pytorch_rounds_it_and_ends_at_448(has_scales: bool, 
     kv, size = numbers.view(-1, 16), 8
     scales = KVScales(torch.tensor([0.37]), torch.tensor([5.3]))
     op = RopeCacheWrite(
-        path_of(kind, torch.float8_e4m3fn), num_heads=1, num_kv_heads=1, head_size=size,
+        path_of(kind, torch.float8_e4m3fn),
+        num_heads=1,
+        num_kv_heads=1,
+        head_size=size,
         kv_scales=scales if has_scales else None,
-    )  # fmt: skip
+    )
     cache = torch.zeros(len(kv) // 8, 8, 2, 1, size, dtype=torch.float8_e4m3fn)
     op(
         torch.cat((torch.zeros(len(kv), size), kv), dim=1),

@@ -77,9 +77,14 @@ def test_agrees_with_float64(
     q, k = (rope(x, positions, frequencies, 1.0, interleaved=interleaved) for x in (q, k))
 
     out = rope_cache_write(
-        qkv, table, cache, SLOTS, num_heads=num_heads, interleaved=interleaved,
+        qkv,
+        table,
+        cache,
+        SLOTS,
+        num_heads=num_heads,
+        interleaved=interleaved,
         head_norms=HeadNorms(q_weight.to(DEVICE), k_weight.to(DEVICE), EPS) if norms else None,
-    )  # fmt: skip
+    )
     assert_rounded(out, q, error=2e-6)
     keys, values = _written(cache)
     assert_rounded(keys, k[WRITTEN], error=2e-6)

@@ -64,8 +64,10 @@ def test_a_result_is_left_pending_and_the_largest_output_is_found() -> None:
 
 def test_a_packed_linear_keeps_4_bits() -> None:
     path, weight = gpu_backend(torch.float32, torch.device(DEVICE)), _weight(48, 64)
-    parts = [Int4Weight(values_OI=weight.values_OI[part], scales_OG=weight.scales_OG[part],
-                        minima_OG=weight.minima_OG[part]) for part in (slice(0, 32), slice(32, 48))]  # fmt: skip
+    parts = [
+        Int4Weight(values_OI=weight.values_OI[part], scales_OG=weight.scales_OG[part], minima_OG=weight.minima_OG[part])
+        for part in (slice(0, 32), slice(32, 48))
+    ]
     linear = PackedLinear(parts, None, path)
     assert linear.num_bytes == 48 * (32 + 4 + 4)
     x = _inputs(2, 64)

@@ -93,9 +93,14 @@ def test_biases_and_a_clamped_activation_agree_with_the_reference(tile: MoeTile)
     x_TH = random(9, hidden_size, seed=3)
     weights_TK, experts_TK = routing(9, 2, num_experts)
     expected = run_experts_reference(
-        x_TH.cpu(), plain.gate_up_E2IH.cpu(), plain.down_EHI.cpu(), weights_TK, experts_TK,
-        **{name: bias.cpu() for name, bias in biases.items()}, activated=clamped_swiglu,
-    )  # fmt: skip
+        x_TH.cpu(),
+        plain.gate_up_E2IH.cpu(),
+        plain.down_EHI.cpu(),
+        weights_TK,
+        experts_TK,
+        **{name: bias.cpu() for name, bias in biases.items()},
+        activated=clamped_swiglu,
+    )
     out_TH = run_experts(x_TH, experts, weights_TK, experts_TK, tile=tile)
     # Numbers between the GEMMs, up to 50 here, are rounded to 8 bits.
     torch.testing.assert_close(out_TH.double().cpu(), expected, rtol=2**-6, atol=2**-4)

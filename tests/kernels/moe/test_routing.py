@@ -17,11 +17,15 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "deepseek-v3": (
         64,
         {
-            "top_k": 8, "scoring": "sigmoid", "num_groups": 8, "top_k_groups": 4, "scaling_factor": 2.5,
+            "top_k": 8,
+            "scoring": "sigmoid",
+            "num_groups": 8,
+            "top_k_groups": 4,
+            "scaling_factor": 2.5,
             "bias_E": torch.randn(64, generator=torch.Generator().manual_seed(1)),
         },
     ),
-}  # fmt: skip
+}
 
 
 def _logits(num_experts: int, num_tokens: int = 9) -> torch.Tensor:

@@ -77,8 +77,10 @@ def test_conversations_are_read_in_all_forms(tmp_path: Path) -> None:
     for path in (lines, tmp_path / "b.json"):
         found = requests(kind=DatasetKind.SHAREGPT, path=path)
         assert sorted((len(str(each.prompt)), each.prompt_len, each.output_len) for each in found) == [
-            (20, 5, 7), (40, 10, 20), (60, 15, 5),
-        ]  # fmt: skip
+            (20, 5, 7),
+            (40, 10, 20),
+            (60, 15, 5),
+        ]
     assert {each.output_len for each in requests(kind=DatasetKind.SHAREGPT, path=lines, output_len="9")} == {9}
     # In an order of the seed, of which `count` takes the first ones.
     orders = {
@@ -167,9 +169,12 @@ def test_a_ramp_goes_from_one_rate_to_the_other() -> None:
 
 def trace(began: float, *token_times: float, error: str = "") -> RequestTrace:
     return RequestTrace(
-        began=began, token_times=[*token_times], token_counts=[1] * len(token_times),
-        ended=token_times[-1] if token_times else began, error=error,
-    )  # fmt: skip
+        began=began,
+        token_times=[*token_times],
+        token_counts=[1] * len(token_times),
+        ended=token_times[-1] if token_times else began,
+        error=error,
+    )
 
 
 def test_goodput_counts_requests_within_every_limit() -> None:

@@ -34,9 +34,17 @@ def octavo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 def measured(path: Path) -> Path:
     """Writes a line like `octavo bench throughput --json`, for an engine that takes 10 ms a step plus 1 ms a token."""
     columns = [
-        "num_steps", "num_decodes", "num_prefill_tokens", "num_chunks", "num_sampled", "decode_context",
-        "chunk_context", "attention_pairs", "num_swapped_blocks", "seconds",
-    ]  # fmt: skip
+        "num_steps",
+        "num_decodes",
+        "num_prefill_tokens",
+        "num_chunks",
+        "num_sampled",
+        "decode_context",
+        "chunk_context",
+        "attention_pairs",
+        "num_swapped_blocks",
+        "seconds",
+    ]
     steps = [(d, p) for d in (0, 1, 4, 16) for p in (0, 16, 100) if d or p]
     rows = [[1, d, p, p > 0, d, 0, p, 0, 0, 0.010 + 0.001 * (d + p)] for d, p in steps]
     line = {
@@ -54,9 +62,7 @@ def lines(out: str) -> list[dict]:
 
 def test_a_fitted_engine_is_predicted(octavo, tmp_path: Path) -> None:
     fit = measured(tmp_path / "steps.jsonl")
-    code, out, _ = octavo(
-        "--fit", fit, "--num-requests", 1, "--prompt-len", 16, "--output-len", 5, "--json"
-    )  # fmt: skip
+    code, out, _ = octavo("--fit", fit, "--num-requests", 1, "--prompt-len", 16, "--output-len", 5, "--json")
     assert code == 0
     (line,) = lines(out)
     assert line["ttft_s"] == pytest.approx(0.010 + 0.016, rel=0.01)
@@ -86,8 +92,11 @@ def test_a_grid_has_a_line_for_each_setting_and_one_best(octavo) -> None:
     assert code == 0
     found = lines(out)
     assert [(line["max_num_seqs"], line["max_num_batched_tokens"]) for line in found] == [
-        (2, 256), (2, 512), (8, 256), (8, 512),
-    ]  # fmt: skip
+        (2, 256),
+        (2, 512),
+        (8, 256),
+        (8, 512),
+    ]
     assert sum(line["best"] for line in found) == 1
     assert {"itl_ms_p99", "ttft_s_p90", "e2e_s_p50", "num_preemptions", "kv_usage_mean", "idle"} <= found[0].keys()
 

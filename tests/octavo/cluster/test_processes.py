@@ -26,8 +26,13 @@ def test_each_rank_is_a_process_that_starts_along_with_its_replica() -> None:
     specs = cluster_processes(options, Path("options.yaml"), num_cores=6)
     workers = [spec for spec in specs if spec.stage is Stage.WORKER]
     assert [spec.name for spec in workers] == [
-        "worker 0.0", "worker 0.1", "worker 1.0", "worker 1.1", "worker 2.0", "worker 2.1",
-    ]  # fmt: skip
+        "worker 0.0",
+        "worker 0.1",
+        "worker 1.0",
+        "worker 1.1",
+        "worker 2.0",
+        "worker 2.1",
+    ]
     assert [spec.command[-4:] for spec in workers[2:4]] == [
         ("--replica", "1", "--rank", "0"),
         ("--replica", "1", "--rank", "1"),

@@ -16,10 +16,19 @@ from worker.process import build
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="watches what the interpreter does")
 
 _LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "vocab_size": 128, "hidden_size": 64, "intermediate_size": 128,
-    "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64,
-    "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "eos_token_id": 2,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "eos_token_id": 2,
+}
 
 
 async def _generated(folder: Path, device: InterpretedDevice, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -28,9 +37,16 @@ async def _generated(folder: Path, device: InterpretedDevice, monkeypatch: pytes
     monkeypatch.setattr(build, "select_device", lambda options, replica, rank: device)
     sampling = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     async with AsyncLLM(
-        str(folder), tokenizer=str(smollm2_tokenizer().directory), device="cuda", load_format="dummy",
-        enforce_eager=True, num_blocks_override=32, max_num_seqs=4, max_num_batched_tokens=32, max_model_len=64,
-    ) as llm:  # fmt: skip
+        str(folder),
+        tokenizer=str(smollm2_tokenizer().directory),
+        device="cuda",
+        load_format="dummy",
+        enforce_eager=True,
+        num_blocks_override=32,
+        max_num_seqs=4,
+        max_num_batched_tokens=32,
+        max_model_len=64,
+    ) as llm:
         [*_, found] = [output async for output in llm.generate([5, 6, 7], sampling)]
     return len(found.choices[0].token_ids)
 

@@ -133,9 +133,15 @@ def recorded() -> StepRecorder:
 def test_what_is_recorded_is_read_again_and_adds_up(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     serve = {
-        "model": "its-served-name", "request_rate": "inf", "num_requests": 4, "num_errors": 0, "concurrency": 2,
-        "prompt_len": 8, "output_len": 4, "duration_s": 3.0,
-    }  # fmt: skip
+        "model": "its-served-name",
+        "request_rate": "inf",
+        "num_requests": 4,
+        "num_errors": 0,
+        "concurrency": 2,
+        "prompt_len": 8,
+        "output_len": 4,
+        "duration_s": 3.0,
+    }
     failed = serve | {"num_errors": 1}
     path.write_text(bench_line(recorded()) + json.dumps(serve) + "\n" + json.dumps(failed) + "\n")
     found = read_measurements([path])

@@ -19,9 +19,15 @@ MODELS = ROOT / "configs" / "models"
 
 
 def answer(
-    model: Path, num_gpus: int, *, gpu: str = "H200", links: str = "nvlink", limits: Limits | None = None,
-    concurrency: int = 64, prompt_len: int = 256,
-) -> Recommendation:  # fmt: skip
+    model: Path,
+    num_gpus: int,
+    *,
+    gpu: str = "H200",
+    links: str = "nvlink",
+    limits: Limits | None = None,
+    concurrency: int = 64,
+    prompt_len: int = 256,
+) -> Recommendation:
     device, shape, limits = find_gpu(gpu), read_shape(str(model)), limits or Limits()
     target = GpuTarget(
         gpu=device,
@@ -44,11 +50,14 @@ def answer(
         for tensor, stages, data in layouts(num_gpus, shape)
         for setting in settings_of(
             {
-                "max_num_seqs": (256,), "max_num_batched_tokens": (2048,), "tensor_parallel_size": (tensor,),
-                "pipeline_parallel_size": (stages,), "data_parallel_size": (data,),
+                "max_num_seqs": (256,),
+                "max_num_batched_tokens": (2048,),
+                "tensor_parallel_size": (tensor,),
+                "pipeline_parallel_size": (stages,),
+                "data_parallel_size": (data,),
             }
         )
-    ]  # fmt: skip
+    ]
     outcomes = try_settings(settings, target, lambda setting: Options(), requests)
     return recommend(outcomes, limits, best_of(outcomes, limits))
 

@@ -53,10 +53,14 @@ def test_outputs_are_said_again_so_that_later_prompts_find_them(
     output = list(range(100, 140))
     first = [*range(1, 17)]
     workload = Workload(
-        arrivals=np.array([0.0, 100.0]), prompt_lens=np.array([16, 60]), output_lens=np.array([40, 2]),
-        prefix_ids=np.array([-1, -1]), prefix_lens=np.array([0, 0]),
-        prompts=[first, [*first, *output, 5, 6, 7, 8]], outputs=[output, [1, 2]],
-    )  # fmt: skip
+        arrivals=np.array([0.0, 100.0]),
+        prompt_lens=np.array([16, 60]),
+        output_lens=np.array([40, 2]),
+        prefix_ids=np.array([-1, -1]),
+        prefix_lens=np.array([0, 0]),
+        prompts=[first, [*first, *output, 5, 6, 7, 8]],
+        outputs=[output, [1, 2]],
+    )
     run = record(tmp_path / "a.trace", monkeypatch, workload, settings())
     # All full blocks of 8: the first prompt, and the output but for its last token, whose KV is never computed.
     assert run.num_prefix_hits == 48
@@ -69,10 +73,14 @@ def test_outputs_are_said_again_so_that_later_prompts_find_them(
 def test_drafts_are_right_or_wrong_by_the_recorded_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repeated = [7, 8, 9, 10] * 12
     workload = Workload(
-        arrivals=np.zeros(1), prompt_lens=np.array([8]), output_lens=np.array([len(repeated)]),
-        prefix_ids=np.array([-1]), prefix_lens=np.array([0]),
-        prompts=[[7, 8, 9, 10, 7, 8, 9, 10]], outputs=[repeated],
-    )  # fmt: skip
+        arrivals=np.zeros(1),
+        prompt_lens=np.array([8]),
+        output_lens=np.array([len(repeated)]),
+        prefix_ids=np.array([-1]),
+        prefix_lens=np.array([0]),
+        prompts=[[7, 8, 9, 10, 7, 8, 9, 10]],
+        outputs=[repeated],
+    )
     record(tmp_path / "a.trace", monkeypatch, workload, settings())
     again = read_recording([tmp_path / "a.trace"]).workload()
     speculating = settings(speculation=Speculation(drafters=("suffix",)))

@@ -15,17 +15,38 @@ from tests.support.repository import ROOT
 LLAMA_70B = ROOT / "configs" / "models" / "llama-3.1-70b.json"
 LLAMA_8B = ROOT / "configs" / "models" / "llama-3.1-8b.json"
 MIXTRAL = {
-    "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8,
-    "num_experts_per_tok": 2, "max_position_embeddings": 32768,
-}  # fmt: skip
+    "model_type": "mixtral",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 32768,
+}
 DEEPSEEK_V3 = {
-    "model_type": "deepseek_v3", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128, "n_routed_experts": 256,
-    "n_shared_experts": 1, "num_experts_per_tok": 8, "first_k_dense_replace": 3, "kv_lora_rank": 512,
-    "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "vocab_size": 129280,
-    "max_position_embeddings": 163840, "quantization_config": {"quant_method": "fp8"},
-}  # fmt: skip
+    "model_type": "deepseek_v3",
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+    "max_position_embeddings": 163840,
+    "quantization_config": {"quant_method": "fp8"},
+}
 
 
 @pytest.mark.parametrize(
@@ -126,9 +147,14 @@ def test_a_gpu_without_nvlink_is_said() -> None:
 
 def fit(model: ModelShape, gpu: str, **placement: int):
     return fit_memory(
-        model, find_gpu(gpu), Placement(**placement), gpu_memory_utilization=0.9, block_size=16, max_num_seqs=256,
+        model,
+        find_gpu(gpu),
+        Placement(**placement),
+        gpu_memory_utilization=0.9,
+        block_size=16,
+        max_num_seqs=256,
         max_num_batched_tokens=2048,
-    )  # fmt: skip
+    )
 
 
 def test_blocks_are_what_weights_leave() -> None:

@@ -31,9 +31,13 @@ def test_what_is_no_distribution_is_said(text: str) -> None:
 
 def made(**changes) -> Workload:
     values = {
-        "num_requests": 500, "rate": 5.0, "concurrency": 0, "max_model_len": 300,
-        "prompt_len": parse_lengths("100", "p"), "output_len": parse_lengths("10", "o"),
-    }  # fmt: skip
+        "num_requests": 500,
+        "rate": 5.0,
+        "concurrency": 0,
+        "max_model_len": 300,
+        "prompt_len": parse_lengths("100", "p"),
+        "output_len": parse_lengths("10", "o"),
+    }
     return synthesize(**(values | changes))
 
 

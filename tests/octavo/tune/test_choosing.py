@@ -8,9 +8,14 @@ from octavo.tune.space import product
 
 def row(max_num_seqs: int, tok_s: float, *, ttft_ms: float = 100.0, e2e_ms: float = 1000.0) -> Row:
     numbers = {
-        "output_tok_s": tok_s, "requests_s": 1.0, "ttft_ms_p50": ttft_ms, "ttft_ms_p99": 2 * ttft_ms,
-        "itl_ms_p50": 10.0, "itl_ms_p99": 20.0, "e2e_ms_p50": e2e_ms,
-    }  # fmt: skip
+        "output_tok_s": tok_s,
+        "requests_s": 1.0,
+        "ttft_ms_p50": ttft_ms,
+        "ttft_ms_p99": 2 * ttft_ms,
+        "itl_ms_p50": 10.0,
+        "itl_ms_p99": 20.0,
+        "e2e_ms_p50": e2e_ms,
+    }
     [candidate] = product({"max_num_seqs": (max_num_seqs,)})
     return Row(candidate=candidate, prediction=Prediction(rate=1.0, numbers=numbers))
 

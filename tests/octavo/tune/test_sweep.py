@@ -23,8 +23,10 @@ def test_assignments_make_a_grid() -> None:
     assert values["speculative_config"] == ('{"method": "suffix", "x": 1}',)
     first, second = product(values)
     assert first.options == {
-        "max_num_seqs": "16", "max_num_batched_tokens": "64", "speculative_config": '{"method": "suffix", "x": 1}',
-    }  # fmt: skip
+        "max_num_seqs": "16",
+        "max_num_batched_tokens": "64",
+        "speculative_config": '{"method": "suffix", "x": 1}',
+    }
     assert second.label == 'seqs 64, tokens 64, drafts {"method": "suffix", "x": 1}'
     for text in ("max_num_seqs", "seqs=3", "max_num_seqs=1,,2"):
         with pytest.raises(TuningError, match=f"--set={text!r}"):

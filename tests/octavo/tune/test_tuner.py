@@ -34,9 +34,13 @@ LOADS: dict[str, dict[str, Any]] = {
     "short prompts": {"prompt_len": "uniform:8:60", "output_len": "uniform:10:24"},
     "long prompts": {"prompt_len": "uniform:100:200", "output_len": "uniform:5:12"},
     "a shared prefix": {
-        "kind": DatasetKind.PREFIXES, "prefix_len": 160, "num_prefixes": 2, "prompt_len": "200", "output_len": "12",
+        "kind": DatasetKind.PREFIXES,
+        "prefix_len": 160,
+        "num_prefixes": 2,
+        "prompt_len": "200",
+        "output_len": "12",
     },
-}  # fmt: skip
+}
 BOUNDS = Bounds(itl_ms=60.0, ttft_ms=3000.0)
 
 
@@ -52,9 +56,16 @@ def tune(
 ) -> Found:
     journal = Journal(directory / "state.jsonl", {"axes": {name: [*values] for name, values in axes.items()}})
     tuner = Tuner(
-        grid(axes), workload, bounds, effort or Effort(),
-        clusters=clusters, options_of=clusters.options, journal=journal, traces=directory / "traces", watcher=Silent(),
-    )  # fmt: skip
+        grid(axes),
+        workload,
+        bounds,
+        effort or Effort(),
+        clusters=clusters,
+        options_of=clusters.options,
+        journal=journal,
+        traces=directory / "traces",
+        watcher=Silent(),
+    )
     try:
         return tuner.run(memory)
     finally:
@@ -96,9 +107,13 @@ def test_measurements_correct_predictions(tmp_path: Path) -> None:
         return LinearCost(step=0.006, token=0.0003 if calls <= 4 else 0.0009)
 
     found = tune(
-        tmp_path, SimulatedClusters(cost), workload_of(**LOADS["long prompts"]), bounds=Bounds(itl_ms=90.0),
-        axes={"max_num_seqs": (32,), "max_num_batched_tokens": (32, 64, 128, 256)}, effort=Effort(max_measured=1),
-    )  # fmt: skip
+        tmp_path,
+        SimulatedClusters(cost),
+        workload_of(**LOADS["long prompts"]),
+        bounds=Bounds(itl_ms=90.0),
+        axes={"max_num_seqs": (32,), "max_num_batched_tokens": (32, 64, 128, 256)},
+        effort=Effort(max_measured=1),
+    )
     budgets = {row.candidate.value("max_num_batched_tokens"): row for row in found.rows}
     first = budgets[256].prediction
     assert first is not None
@@ -160,9 +175,12 @@ def test_the_most_memory_that_works_is_taken(tmp_path: Path) -> None:
 
     memory = MemoryRange(option="gpu_memory_utilization", values=(0.98, 0.96, 0.94, 0.92, 0.9), why="")
     found = tune(
-        tmp_path, SimulatedClusters(cost_of, refuse=refuse), workload_of(**LOADS["short prompts"]), memory=memory,
+        tmp_path,
+        SimulatedClusters(cost_of, refuse=refuse),
+        workload_of(**LOADS["short prompts"]),
+        memory=memory,
         axes={"max_num_seqs": (8, 16)},
-    )  # fmt: skip
+    )
     assert found.memory == {"gpu_memory_utilization": 0.92}
     assert [note for note in found.notes if "does not work: killed" in note]
     assert found.best is not None
@@ -285,10 +303,21 @@ def test_every_part_of_the_load_may_have_the_hit_rate(tmp_path: Path) -> None:
     """The first request finds nothing in the cache, which half of the load must not be blamed for."""
     model = make_tiny_model(tmp_path / "tiny")
     query = Query(
-        config=None, option_flags={}, axes={}, dataset=DatasetQuery(prompt_len="250", output_len="4"),
-        min_prefix_hit_rate=0.6, num_requests=24, burstiness=1.0, seed=0, bounds=Bounds(), effort=Effort(),
-        output=tmp_path, restarts=False, profiles=False, command="",
-    )  # fmt: skip
+        config=None,
+        option_flags={},
+        axes={},
+        dataset=DatasetQuery(prompt_len="250", output_len="4"),
+        min_prefix_hit_rate=0.6,
+        num_requests=24,
+        burstiness=1.0,
+        seed=0,
+        bounds=Bounds(),
+        effort=Effort(),
+        output=tmp_path,
+        restarts=False,
+        profiles=False,
+        command="",
+    )
     load = workload_to_tune(query, load_options(None, {"model": str(model)}, {}))
     for share in (0.5, 1.0):
         requests = load.requests(math.inf, share=share)
@@ -336,9 +365,12 @@ def test_a_final_ends_once_a_setting_is_clearly_better(
 ) -> None:
     axes = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": (64,)}
     found = tune(
-        tmp_path, SimulatedClusters(cost_of), workload_of(**LOADS["short prompts"]), axes=axes,
+        tmp_path,
+        SimulatedClusters(cost_of),
+        workload_of(**LOADS["short prompts"]),
+        axes=axes,
         effort=Effort(margin=1.0, rounds=4),
-    )  # fmt: skip
+    )
     assert found.best is not None
     assert num_turns == 4 or found.best.candidate.value("max_num_seqs") == 64
     assert [len(row.repeats) for row in found.rows] == [num_turns, num_turns]

@@ -87,11 +87,22 @@ def line(custom_id: str, what: str = "good") -> str:
 
 def make(store: BatchStore, *lines: str, **fields: Any) -> Batch:
     now = int(time.time())
-    record = Record(**{
-        "id": new_id("batch_"), "tenant": "", "key_digest": "", "endpoint": URL, "input_file_id": "",
-        "completion_window": "24h", "created_at": now, "expires_at": now + 1000, "metadata": None,
-        "answers_id": new_id("file-"), "problems_id": new_id("file-"), **fields,
-    })  # fmt: skip
+    record = Record(
+        **{
+            "id": new_id("batch_"),
+            "tenant": "",
+            "key_digest": "",
+            "endpoint": URL,
+            "input_file_id": "",
+            "completion_window": "24h",
+            "created_at": now,
+            "expires_at": now + 1000,
+            "metadata": None,
+            "answers_id": new_id("file-"),
+            "problems_id": new_id("file-"),
+            **fields,
+        }
+    )
     folder = store.batch_folder("", record.id)
     assert folder is not None
     part = store.new_part("")
@@ -106,9 +117,7 @@ def make(store: BatchStore, *lines: str, **fields: Any) -> Batch:
 
 @asynccontextmanager
 async def running(store: BatchStore, server: Server) -> AsyncIterator[Runner]:
-    made = Runner(
-        store, server, lambda *_: ANYONE, CollectorRegistry(), concurrency=2, max_line_bytes=10_000
-    )  # fmt: skip
+    made = Runner(store, server, lambda *_: ANYONE, CollectorRegistry(), concurrency=2, max_line_bytes=10_000)
     made.start()
     try:
         yield made
@@ -148,8 +157,12 @@ async def test_a_poisoned_line_costs_itself_alone(store: BatchStore) -> None:
         record = await ended(make(store, *poisons, line("last")))
     assert record.status == "completed"
     assert outputs(store, record) == {
-        "p": "invalid_body", "q": "invalid_body", None: "invalid_json_line", "r": 500, "last": 200
-    }  # fmt: skip
+        "p": "invalid_body",
+        "q": "invalid_body",
+        None: "invalid_json_line",
+        "r": 500,
+        "last": 200,
+    }
     assert (record.num_lines, record.num_successes, record.num_failures) == (5, 1, 4)
 
 

@@ -18,10 +18,19 @@ from router.api.gateway.responses.store import StoreError
 
 def record(**fields: Any) -> Record:
     return Record(
-        id=new_id("batch_"), tenant="t", key_digest="", endpoint="/v1/completions", input_file_id="",
-        completion_window="24h", created_at=1, expires_at=2, metadata=None, answers_id=new_id("file-"),
-        problems_id=new_id("file-"), **fields,
-    )  # fmt: skip
+        id=new_id("batch_"),
+        tenant="t",
+        key_digest="",
+        endpoint="/v1/completions",
+        input_file_id="",
+        completion_window="24h",
+        created_at=1,
+        expires_at=2,
+        metadata=None,
+        answers_id=new_id("file-"),
+        problems_id=new_id("file-"),
+        **fields,
+    )
 
 
 def batch_of(store: BatchStore, made: Record) -> Batch:
@@ -48,8 +57,9 @@ def test_to_finish_twice_is_to_finish_once(tmp_path: Path, killed_after: str) ->
         store.add_file("t", made.problems_id, batch.problems, "p", "batch_output")
     _finish(store, batch, made)
     assert [store.content("t", each).read_bytes() for each in (made.answers_id, made.problems_id)] == [
-        b"answers\n", b"problems\n"
-    ]  # fmt: skip
+        b"answers\n",
+        b"problems\n",
+    ]
     assert len(store.files("t")) == 2
     found = batch.read()
     assert found is not None
@@ -83,8 +93,9 @@ def test_an_upload_comes_in_parts_of_any_size(tmp_path: Path) -> None:
     body = (
         b'--edge\r\nContent-Disposition: form-data; name="other"\r\n\r\n' + b"x" * 3000 + b"\r\n--edge\r\n"
         b'content-disposition: form-data; name="file"; filename="in.jsonl"\r\ncontent-type: text/plain\r\n\r\n'
-        + content + b'\r\n--edge\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--edge--\r\n'
-    )  # fmt: skip
+        + content
+        + b'\r\n--edge\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--edge--\r\n'
+    )
     for size in (1, 2, 7, 64, len(body)):
         upload = Upload("multipart/form-data; boundary=edge", tmp_path / "file")
         for start in range(0, len(body), size):

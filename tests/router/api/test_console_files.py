@@ -60,8 +60,12 @@ def test_scripts_can_be_parsed(script) -> None:
 def test_modules_without_a_page_do_what_they_are_for() -> None:
     units = ROOT / "tests/router/api/console/units.mjs"
     done = subprocess.run(
-        [NODE, "--test", units], capture_output=True, text=True, check=False, timeout=60,
+        [NODE, "--test", units],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
         env={**os.environ, "STATIC": str(_STATIC)},
-    )  # fmt: skip
+    )
     assert not done.returncode, done.stdout
     assert re.search(r"pass [5-9]", done.stdout), done.stdout

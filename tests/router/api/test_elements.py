@@ -26,8 +26,15 @@ from router.errors import InvalidRequest
 from router.request.chat import MAX_CHAT_MESSAGES
 
 FILES = (
-    inference_pb2, admin_pb2, vllm_pb2, sglang_pb2, kserve_pb2, vllm_engine, health_pb2, reflection_pb2,
-)  # fmt: skip
+    inference_pb2,
+    admin_pb2,
+    vllm_pb2,
+    sglang_pb2,
+    kserve_pb2,
+    vllm_engine,
+    health_pb2,
+    reflection_pb2,
+)
 GENERATE = plan_of(pb.GenerateRequest.DESCRIPTOR)
 
 
@@ -95,7 +102,7 @@ def _in_chat(data: bytes) -> bytes:
         (b"\x38" + b"\xff" * 11, r"a number does not end"),
         (b"\x0a" + b"\xff" * 6, r"a tag or a length has more than 5 bytes"),
     ],
-)  # fmt: skip
+)
 def test_what_is_beyond_a_bound_is_named(message: bytes, words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         count_all(message, GENERATE)

@@ -110,9 +110,14 @@ def test_a_leaf_that_nobody_counted_is_sent_in_parts_too() -> None:
 @pytest.mark.parametrize("has_echo", [False, True])
 def test_a_completion(has_echo: bool, as_ids: bool) -> None:
     form = Form(
-        num_choices=3, num_shown=3, num_logprobs=2, num_prompt_logprobs=3, has_token_ids=True, has_echo=has_echo,
+        num_choices=3,
+        num_shown=3,
+        num_logprobs=2,
+        num_prompt_logprobs=3,
+        has_token_ids=True,
+        has_echo=has_echo,
         has_ids_for_tokens=as_ids,
-    )  # fmt: skip
+    )
     table = smollm2_tokenizer()
     reply = CompletionReply(form, _BASE, 2, ["one", "two"], table)
     for prompt in range(2):

@@ -19,8 +19,11 @@ def test_a_line_that_is_too_long_is_skipped_and_never_held(tmp_path: Path) -> No
         while (line := reader.next()) is not None:
             lines.append(line)
     assert [(line.number, line.problem and line.problem.code) for line in lines] == [
-        (1, None), (3, "line_too_long"), (4, None), (6, None)
-    ]  # fmt: skip
+        (1, None),
+        (3, "line_too_long"),
+        (4, None),
+        (6, None),
+    ]
     assert [line.custom_id for line in lines] == ["1", None, "2", "3"]
     assert lines[0].body == b'{"prompt":"x"}'
     assert summary_of(path).num_lines == 4
@@ -86,10 +89,20 @@ def test_whatever_a_line_has_is_its_own_error(tmp_path: Path, text: bytes, code:
 @pytest.mark.parametrize(
     "body",
     [
-        b'"\xff"', b'{"a":\n"\xff"}', b"1e999", b"1" * 5000, b'"\\ud800"', b"\0", b"", b"[" * 1000 + b"]" * 1000,
-        b"[" * 1018 + b"]" * 1018, b"[" * 5000, b'{"a":\n' + b"1" * 5000 + b"}", b'"\xe2\x80\xa8"',
+        b'"\xff"',
+        b'{"a":\n"\xff"}',
+        b"1e999",
+        b"1" * 5000,
+        b'"\\ud800"',
+        b"\0",
+        b"",
+        b"[" * 1000 + b"]" * 1000,
+        b"[" * 1018 + b"]" * 1018,
+        b"[" * 5000,
+        b'{"a":\n' + b"1" * 5000 + b"}",
+        b'"\xe2\x80\xa8"',
     ],
-)  # fmt: skip
+)
 def test_an_answer_of_any_bytes_becomes_a_line_that_is_read_back(body: bytes) -> None:
     """One that is not read back would cut off what comes after it in the output."""
     written = answer_line("0" * 32, Line(7, "a"), 200, body)

@@ -68,8 +68,13 @@ async def test_a_request_that_fails_or_is_cancelled_is_its_lines_error(tmp_path:
     server = Server(_1=ValueError("x"), _2=asyncio.CancelledError(), _3=RecursionError(), _4=OSError(28, "full"))
     assert await one_pass(write(tmp_path, 6), journal, server, Later()) is PassEnd.ALL_DONE
     assert outputs(journal) == {
-        "1": "internal_error", "2": "cancelled", "3": "internal_error", "4": "internal_error", "5": 200, "6": 200
-    }  # fmt: skip
+        "1": "internal_error",
+        "2": "cancelled",
+        "3": "internal_error",
+        "4": "internal_error",
+        "5": 200,
+        "6": 200,
+    }
 
 
 async def test_lines_that_are_refused_go_behind_all_others(tmp_path: Path, journal: Journal) -> None:

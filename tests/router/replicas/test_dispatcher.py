@@ -33,9 +33,15 @@ class FakeStream:
     def __init__(self, dispatcher: Dispatcher, features: frozenset[str] = frozenset()) -> None:
         self.trace = Trace()
         self.request = Request(
-            request_id="r", scoped_id="r", model="m", prompt_token_ids=[1, 2], sampling=SamplingParams(max_tokens=99),
-            arrival=time.monotonic(), trace=self.trace, features=features,
-        )  # fmt: skip
+            request_id="r",
+            scoped_id="r",
+            model="m",
+            prompt_token_ids=[1, 2],
+            sampling=SamplingParams(max_tokens=99),
+            arrival=time.monotonic(),
+            trace=self.trace,
+            features=features,
+        )
         self.done = self.complete = self.finished = False
         self.num_output_tokens, self.num_tokens_to_come = 0, 99
         self.sampling_to_submit = SamplingParams(max_tokens=99)

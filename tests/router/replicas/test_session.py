@@ -68,9 +68,13 @@ def test_an_end_comes_after_all_tokens_of_a_message_that_holds_two_steps() -> No
     group = session.submit(submit, [1, 2], sink=owner, owner=owner)
     finishes = [SequenceFinish(group=group, choice=choice, reason=FINISH_REASON_LENGTH) for choice in (0, 1)]
     outputs = StepOutputs(
-        groups=[group] * 3, choices=[0, 1, 0], first_tokens=[0, 0, 1], num_tokens=[1, 2, 1],
-        token_ids=[10, 20, 21, 11], finishes=finishes,
-    )  # fmt: skip
+        groups=[group] * 3,
+        choices=[0, 1, 0],
+        first_tokens=[0, 0, 1],
+        num_tokens=[1, 2, 1],
+        token_ids=[10, 20, 21, 11],
+        finishes=finishes,
+    )
     session.receive(SchedulerMessage(outputs=outputs))
     assert owner.token_ids == {0: [10, 11], 1: [20, 21]}
     assert owner.ended == {0, 1}
@@ -96,9 +100,12 @@ def test_steps_of_one_message_reach_an_owner_together_unless_something_is_missin
         Submit(choices=[SequenceStart(choice=0), SequenceStart(choice=1)]), [1, 2], sink=owner, owner=owner
     )
     outputs = StepOutputs(
-        groups=[group] * 5, choices=[0, 1, 0, 1, 0], first_tokens=[0, 0, 2, 2, 3], num_tokens=[2, 1, 1, 1, 1],
+        groups=[group] * 5,
+        choices=[0, 1, 0, 1, 0],
+        first_tokens=[0, 0, 2, 2, 3],
+        num_tokens=[2, 1, 1, 1, 1],
         token_ids=[10, 11, 20, 12, 22, 13],
-    )  # fmt: skip
+    )
     session.receive(SchedulerMessage(outputs=outputs))
     assert calls == [(0, 0, [10, 11, 12, 13]), (1, 0, [20]), (1, 2, [22])]
 

@@ -39,8 +39,12 @@ RULES: tuple[tuple[str, str, dict[str, str], str], ...] = (
     (LOOPBACK, "POST /v1/batches/batch_1/cancel", {"content-type": FORM}, ""),
     (LOOPBACK, "POST /ping", {"content-type": FORM}, ""),
     (LOOPBACK, f"POST {CHAT}", {"content-type": FORM, "content-length": "0"}, ""),
-    (LOOPBACK, f"POST {CHAT}", {"content-type": FORM, "content-length": "0", "transfer-encoding": "chunked"},
-     "unsupported_media_type"),
+    (
+        LOOPBACK,
+        f"POST {CHAT}",
+        {"content-type": FORM, "content-length": "0", "transfer-encoding": "chunked"},
+        "unsupported_media_type",
+    ),
     # Names.
     (LOOPBACK, "GET /v1/models", {"host": "[::1]:8000"}, ""),
     (LOOPBACK, "GET /v1/models", {"host": "evil.example:8000"}, "host_not_allowed"),
@@ -59,8 +63,12 @@ RULES: tuple[tuple[str, str, dict[str, str], str], ...] = (
     (LOOPBACK, "GET /health", {"host": "", "origin": "http://evil.example"}, "host_not_allowed"),
     (LOOPBACK, "GET /health", {"host": "", "sec-fetch-mode": "no-cors"}, "host_not_allowed"),
     # Its own pages.
-    (LOOPBACK, f"POST {CHAT}", {"content-type": JSON, "origin": "http://localhost:8000",
-                                "sec-fetch-site": "same-origin"}, ""),
+    (
+        LOOPBACK,
+        f"POST {CHAT}",
+        {"content-type": JSON, "origin": "http://localhost:8000", "sec-fetch-site": "same-origin"},
+        "",
+    ),
     (LOOPBACK, f"POST {CHAT}", {"content-type": JSON, "origin": "https://LOCALHOST:8000"}, ""),
     (LOOPBACK, "GET /v1/models", {"sec-fetch-site": "same-origin"}, ""),
     (LOOPBACK, "GET /v1/models", {"sec-fetch-site": "none"}, ""),
@@ -69,11 +77,19 @@ RULES: tuple[tuple[str, str, dict[str, str], str], ...] = (
     (LOOPBACK, f"POST {CHAT}", {"content-type": JSON, "origin": "http://evil.example"}, "foreign_page"),
     (LOOPBACK, f"POST {CHAT}", {"content-type": JSON, "origin": "null"}, "foreign_page"),
     (LOOPBACK, f"POST {CHAT}", {"content-type": JSON, "origin": ""}, "foreign_page"),
-    (LOOPBACK, f"POST {CHAT}", {"content-type": JSON, "origin": "http://localhost:3000",
-                                "sec-fetch-site": "same-site"}, "foreign_page"),
+    (
+        LOOPBACK,
+        f"POST {CHAT}",
+        {"content-type": JSON, "origin": "http://localhost:3000", "sec-fetch-site": "same-site"},
+        "foreign_page",
+    ),
     (LOOPBACK, f"POST {CHAT}", {"content-type": JSON, "sec-fetch-site": "cross-site"}, "foreign_page"),
-    (LOOPBACK, "POST /v1/files", {"content-type": "multipart/form-data; boundary=a",
-                                  "origin": "http://evil.example"}, "foreign_page"),
+    (
+        LOOPBACK,
+        "POST /v1/files",
+        {"content-type": "multipart/form-data; boundary=a", "origin": "http://evil.example"},
+        "foreign_page",
+    ),
     (LOOPBACK, "DELETE /v1/files/a", {"origin": "http://evil.example"}, "foreign_page"),
     (LOOPBACK, "OPTIONS /v1/models", {"origin": "http://evil.example"}, "foreign_page"),
     (LOOPBACK, "GET /v1/models", {"sec-fetch-site": "same-site"}, "foreign_page"),
@@ -82,8 +98,12 @@ RULES: tuple[tuple[str, str, dict[str, str], str], ...] = (
     (LOOPBACK, f"POST {CHAT}", {"content-type": "text/plain", "sec-fetch-site": "none"}, "unsupported_media_type"),
     (LOOPBACK, f"POST {CHAT}", {"sec-fetch-site": "same-origin"}, "unsupported_media_type"),
     # A page that may.
-    (LOOPBACK, f"POST {CHAT}", {"content-type": JSON, "origin": "https://chat.example",
-                                "sec-fetch-site": "cross-site"}, ""),
+    (
+        LOOPBACK,
+        f"POST {CHAT}",
+        {"content-type": JSON, "origin": "https://chat.example", "sec-fetch-site": "cross-site"},
+        "",
+    ),
     (LOOPBACK, "OPTIONS /v1/models", {"origin": "https://chat.example", "sec-fetch-site": "cross-site"}, ""),
     (LOOPBACK, "GET /v1/models", {"origin": "https://chat.example", "host": "evil.example"}, "host_not_allowed"),
     # Links from other pages.
@@ -93,7 +113,7 @@ RULES: tuple[tuple[str, str, dict[str, str], str], ...] = (
     (LOOPBACK, "GET /console", {"sec-fetch-site": "cross-site", **LINK, "sec-fetch-dest": "iframe"}, "foreign_page"),
     (LOOPBACK, "GET /v1/streams/a", {"sec-fetch-site": "cross-site", **LINK}, "foreign_page"),
     (LOOPBACK, "GET /console/data/feed", {"sec-fetch-site": "cross-site", **LINK}, "foreign_page"),
-)  # fmt: skip
+)
 
 
 def raw(method: str, headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
@@ -124,9 +144,13 @@ async def serving(folder: Path, host: str = LOOPBACK, **options: Any) -> AsyncIt
     async with running_schedulers(fake), running_router([fake.address], **options) as (server, _):
         await server.wait_ready()
         gateway = Gateway(
-            server.intake, server.registry, server.readiness,
-            max_body_bytes=10_000, keys=server.keys, allowed_hosts=["octavo.example"],
-        )  # fmt: skip
+            server.intake,
+            server.registry,
+            server.readiness,
+            max_body_bytes=10_000,
+            keys=server.keys,
+            allowed_hosts=["octavo.example"],
+        )
         http = GatewayServer(gateway, host, 0)
         http.start()
         try:
@@ -151,9 +175,7 @@ async def test_a_real_server_refuses_pages_and_answers_programs(tmp_path: Path) 
                 assert told in error["message"]
         answer = await client.post("/v1/completions", json=ASKED, headers={"origin": "http://evil.example"})
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_page")
-        answer = await client.post(
-            "/v1/completions", content=json.dumps(ASKED), headers={"content-type": FORM}
-        )  # fmt: skip
+        answer = await client.post("/v1/completions", content=json.dumps(ASKED), headers={"content-type": FORM})
         assert answer.status_code == 415
         assert f"Content-Type='{FORM}': send application/json" in answer.json()["error"]["message"]
         # A program of another day.

@@ -102,14 +102,18 @@ def test_what_is_drawn_has_valid_tags() -> None:
         (of("triggered_tags", triggers=["["], tags=[TAG], stop_after_first=True), ["a [1]", "a"], ["a [1] b"]),
         (of("triggered_tags", triggers=["["], tags=[TAG], excludes=["z"]), ["a [1]"], ["z [1]", "[1] z"]),
         (
-            of("sequence", elements=[
-                {"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "end": "</think>"},
-                {"type": "json_schema", "json_schema": AGE},
-            ]),
-            ['<think>hm {</think>{"age":1}'], ['{"age":1}', "<think>hm</think>"],
+            of(
+                "sequence",
+                elements=[
+                    {"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "end": "</think>"},
+                    {"type": "json_schema", "json_schema": AGE},
+                ],
+            ),
+            ['<think>hm {</think>{"age":1}'],
+            ['{"age":1}', "<think>hm</think>"],
         ),
     ],
-)  # fmt: skip
+)
 def test_every_format(tag: Any, good: list[str], bad: list[str]) -> None:
     found = constraint(tag)
     for text in good:

@@ -132,8 +132,10 @@ def test_what_no_longer_fits_after_a_loss_ends_with_an_error():
     driver.submit(make_request(3, range(40), choices=2))
     driver.lose_workers(num_blocks=5)
     assert {key for key, end in driver.ends.items() if end.reason is FinishReason.ERROR} == {
-        (1, 0), (3, 0), (3, 1),
-    }  # fmt: skip
+        (1, 0),
+        (3, 0),
+        (3, 1),
+    }
     assert "11 KV blocks" in driver.ends[1, 0].message
     assert driver.core.load.num_blocks == 5
     driver.finish()

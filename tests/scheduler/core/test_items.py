@@ -171,8 +171,9 @@ def test_an_item_that_can_not_be_prepared_ends_those_that_need_it_and_no_others(
     ends = driver.core.item_failed(driver.wanted[0].number, "not an image", 0.0)
     driver.core.check_integrity()
     assert [(end.key, end.reason, end.is_invalid) for end in ends] == [
-        ((1, 0), FinishReason.ERROR, True), ((1, 1), FinishReason.ERROR, True),
-    ]  # fmt: skip
+        ((1, 0), FinishReason.ERROR, True),
+        ((1, 1), FinishReason.ERROR, True),
+    ]
     assert not driver.core.item_failed(77, "never asked for", 0.0)
     driver.prepare(driver.wanted[1].number)
     driver.finish()
@@ -248,9 +249,13 @@ def test_a_request_that_errs_about_the_number_of_embeddings_harms_no_other():
 def test_images_are_encoded_as_far_as_a_step_has_time_for_them():
     """While something decodes, under inter_token_latency_target."""
     driver = ItemDriver(
-        size=400, max_num_encoder_input_tokens=200, inter_token_latency_target=0.1, least_prefill_tokens=2,
-        num_blocks=500, max_num_batched_tokens=100,
-    )  # fmt: skip
+        size=400,
+        max_num_encoder_input_tokens=200,
+        inter_token_latency_target=0.1,
+        least_prefill_tokens=2,
+        num_blocks=500,
+        max_num_batched_tokens=100,
+    )
     now, names = 10.0, iter(range(1, 200))
 
     def step() -> tuple[float, int]:

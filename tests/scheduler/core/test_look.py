@@ -29,8 +29,10 @@ def test_running_sequences_come_first_and_blocks_add_up() -> None:
     assert of.schedule(1.0) is not None
     look = of.look()
     assert [(each.request_id, each.status) for each in look.sequences] == [
-        ("r0", "running"), ("r1", "running"), ("r2", "waiting"),
-    ]  # fmt: skip
+        ("r0", "running"),
+        ("r1", "running"),
+        ("r2", "waiting"),
+    ]
     assert [each.num_prompt_tokens for each in look.sequences] == [10, 10, 10]
     assert look.sequences[2].num_blocks == 0
     # A cell a block: 255 or 0.

@@ -54,9 +54,11 @@ def test_prefills_share_a_step():
 
 def test_short_prompts_pass_a_long_one_that_has_to_wait_for_another():
     driver = CoreDriver(
-        max_num_batched_tokens=12, max_num_partial_prefills=2, max_long_partial_prefills=1,
+        max_num_batched_tokens=12,
+        max_num_partial_prefills=2,
+        max_long_partial_prefills=1,
         long_prefill_token_threshold=4,
-    )  # fmt: skip
+    )
     driver.submit(make_request(1, range(100, 120)))
     driver.submit(make_request(2, range(200, 220)))
     driver.submit(make_request(3, range(300, 303)))

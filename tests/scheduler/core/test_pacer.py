@@ -17,9 +17,13 @@ class Clocked:
 
     def __init__(self, **changes: Any) -> None:
         settings: dict[str, Any] = {
-            "inter_token_latency_target": TARGET, "max_num_batched_tokens": 400, "max_model_len": 2000,
-            "num_blocks": 2000, "max_num_seqs": 64, "least_prefill_tokens": 8,
-        }  # fmt: skip
+            "inter_token_latency_target": TARGET,
+            "max_num_batched_tokens": 400,
+            "max_model_len": 2000,
+            "num_blocks": 2000,
+            "max_num_seqs": 64,
+            "least_prefill_tokens": 8,
+        }
         self.driver = CoreDriver(**(settings | changes))
         self.now = 10.0
         self.steps: list[tuple[Plan, float]] = []

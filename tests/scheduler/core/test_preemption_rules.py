@@ -7,9 +7,13 @@ from tests.support.scheduler.core import CoreDriver, make_request
 
 def outputs_and_preemptions(rule: str, mode: str, num_blocks: int) -> tuple[dict[tuple[int, int], list[int]], int]:
     driver = CoreDriver(
-        num_blocks=num_blocks, max_num_seqs=12, max_num_batched_tokens=16, preemption_policy=rule, preemption_mode=mode,
+        num_blocks=num_blocks,
+        max_num_seqs=12,
+        max_num_batched_tokens=16,
+        preemption_policy=rule,
+        preemption_mode=mode,
         num_swap_blocks=num_blocks if mode == "swap" else 0,
-    )  # fmt: skip
+    )
     for group in range(1, 41):
         driver.submit(make_request(group, [group, *range(group % 23)], max_tokens=20 + group % 17))
     driver.finish()

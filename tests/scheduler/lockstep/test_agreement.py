@@ -47,10 +47,16 @@ class Replicas:
 
     def state(self, replica: int, condition: pb.ReplicaCondition, *, epoch: int, **fields: object) -> pb.ReplicaState:
         known: dict = {
-            "protocol_version": PROTOCOL_VERSION, "octavo_version": octavo_version(), "replica": replica,
-            "instance": replica + 1, "options": common_options(self._options), "epoch": epoch, "condition": condition,
-            "store_address": f"host-{replica}", **fields,
-        }  # fmt: skip
+            "protocol_version": PROTOCOL_VERSION,
+            "octavo_version": octavo_version(),
+            "replica": replica,
+            "instance": replica + 1,
+            "options": common_options(self._options),
+            "epoch": epoch,
+            "condition": condition,
+            "store_address": f"host-{replica}",
+            **fields,
+        }
         return pb.ReplicaState(**known)
 
     def say(self, replica: int, condition: pb.ReplicaCondition, *, epoch: int = EPOCH, **fields: object) -> None:

@@ -32,9 +32,13 @@ class Replica:
     def __init__(self, number: int, most: int, one_step_each: bool) -> None:
         self.waves, self._most, self._one_step_each = Waves(most), most, one_step_each
         self.state = pb.ReplicaState(
-            protocol_version=PROTOCOL_VERSION, octavo_version=octavo_version(), replica=number, instance=number + 1,
-            epoch=EPOCH, condition=pb.REPLICA_CONDITION_READY,
-        )  # fmt: skip
+            protocol_version=PROTOCOL_VERSION,
+            octavo_version=octavo_version(),
+            replica=number,
+            instance=number + 1,
+            epoch=EPOCH,
+            condition=pb.REPLICA_CONDITION_READY,
+        )
         # Tokens still to be planned; own tokens of each step sent.
         self.tokens = 0
         self.sent: list[int] = []

@@ -75,10 +75,17 @@ def test_ranks_of_several_machines_meet_at_the_store_that_the_first_one_told() -
 
 def hello(rank: int, *, instance: int, model: str = "m") -> step_pb2.Hello:
     return step_pb2.Hello(
-        rank=rank, instance=instance, pid=instance, protocol_version=PROTOCOL_VERSION, octavo_version=octavo_version(),
-        world_size=2, model=model, block_size=16, max_num_seqs=OPTIONS.max_num_seqs,
+        rank=rank,
+        instance=instance,
+        pid=instance,
+        protocol_version=PROTOCOL_VERSION,
+        octavo_version=octavo_version(),
+        world_size=2,
+        model=model,
+        block_size=16,
+        max_num_seqs=OPTIONS.max_num_seqs,
         max_num_batched_tokens=OPTIONS.max_num_batched_tokens,
-    )  # fmt: skip
+    )
 
 
 def alive(rank: Rank) -> bool:

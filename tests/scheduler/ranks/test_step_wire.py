@@ -21,9 +21,13 @@ def plan(step: int, *rows: int, **fields) -> Plan:
 
 def planned(row: int, sequence: int, params: inference_pb2.SamplingParams | None = None, **changes) -> PlannedRow:
     fields: dict[str, Any] = {
-        "token_ids": [5, 6, 7], "num_prompt_tokens": 3, "num_computed_tokens": 0, "block_ids": [4], "choice": 0,
+        "token_ids": [5, 6, 7],
+        "num_prompt_tokens": 3,
+        "num_computed_tokens": 0,
+        "block_ids": [4],
+        "choice": 0,
         "sampling": GroupSampling(params or inference_pb2.SamplingParams(), group=5, first_choice=0),
-    }  # fmt: skip
+    }
     return PlannedRow(row=row, sequence=sequence, **(fields | changes))
 
 
@@ -38,28 +42,59 @@ def logprobs(*token_ids: int) -> list[inference_pb2.TokenLogprobs]:
 def test_every_field_of_a_plan_is_sent():
     codec = StepCodec(9)
     whole = plan(
-        1, 3, 300,
-        freed_rows=[8, 9], swapped_out=[(11, 0), (12, 1)], swapped_in=[(2, 13)],
-        dropped_items=[31], forgotten_items=[32, 33], encoded_items=[34],
+        1,
+        3,
+        300,
+        freed_rows=[8, 9],
+        swapped_out=[(11, 0), (12, 1)],
+        swapped_in=[(2, 13)],
+        dropped_items=[31],
+        forgotten_items=[32, 33],
+        encoded_items=[34],
         new_rows=[planned(5, 77, choice=2, num_computed_tokens=1, items=[(34, ITEM)])],
-        trimmed_rows=[(3, 4)], grown_rows=[3, 5], num_new_blocks=[1, 2], new_blocks=[20, 21, 22],
-        chunks=[(5, 2), (6, 3)], rows_with_drafts=np.array([301, 2], np.uint16), num_drafts=np.array([1, 2], np.int32),
+        trimmed_rows=[(3, 4)],
+        grown_rows=[3, 5],
+        num_new_blocks=[1, 2],
+        new_blocks=[20, 21, 22],
+        chunks=[(5, 2), (6, 3)],
+        rows_with_drafts=np.array([301, 2], np.uint16),
+        num_drafts=np.array([1, 2], np.int32),
         draft_token_ids=np.array([40, 41, 70_000], np.int32),
-    )  # fmt: skip
+    )
     expected = step_pb2.StepPlan(
-        epoch=9, step=1, freed_rows=[8, 9], grown_rows=[3, 5], num_new_blocks=[1, 2], new_blocks=[20, 21, 22],
-        decode_rows=decodes(3, 300), rows=[5, 6], num_tokens=[2, 3], **drafting({301: [40], 2: [41, 70_000]}),
-        swap_out_blocks=[11, 12], swap_out_host_blocks=[0, 1], swap_in_host_blocks=[2], swap_in_blocks=[13],
-        trimmed_rows=[3], num_kept_blocks=[4],
+        epoch=9,
+        step=1,
+        freed_rows=[8, 9],
+        grown_rows=[3, 5],
+        num_new_blocks=[1, 2],
+        new_blocks=[20, 21, 22],
+        decode_rows=decodes(3, 300),
+        rows=[5, 6],
+        num_tokens=[2, 3],
+        **drafting({301: [40], 2: [41, 70_000]}),
+        swap_out_blocks=[11, 12],
+        swap_out_host_blocks=[0, 1],
+        swap_in_host_blocks=[2],
+        swap_in_blocks=[13],
+        trimmed_rows=[3],
+        num_kept_blocks=[4],
         new_rows=[
             step_pb2.NewRow(
-                row=5, sequence=77, token_ids=[5, 6, 7], num_prompt_tokens=3, num_computed_tokens=1, block_ids=[4],
-                sampling=inference_pb2.SamplingParams(), choice=2,
+                row=5,
+                sequence=77,
+                token_ids=[5, 6, 7],
+                num_prompt_tokens=3,
+                num_computed_tokens=1,
+                block_ids=[4],
+                sampling=inference_pb2.SamplingParams(),
+                choice=2,
                 items=[step_pb2.RowItem(number=34, first_token=1, num_tokens=2, grid=[1, 1, 2], time_step=0.5)],
             )
         ],
-        dropped_items=[31], forgotten_items=[32, 33], encoded_items=[34],
-    )  # fmt: skip
+        dropped_items=[31],
+        forgotten_items=[32, 33],
+        encoded_items=[34],
+    )
     assert sent(codec.encode(whole)) == expected
 
 
@@ -91,9 +126,11 @@ def test_prompt_logprobs_are_asked_of_the_first_choice_and_not_again_after_outpu
 
 def test_a_result_becomes_columns():
     message = step_pb2.StepResult(
-        step=4, **result_columns([2**40, 6], [3, 0], [17, 150_000]), failed_sequences=[9],
+        step=4,
+        **result_columns([2**40, 6], [3, 0], [17, 150_000]),
+        failed_sequences=[9],
         drafts=[step_pb2.SequenceDrafts(sequence=6, token_ids=[1, 2])],
-    )  # fmt: skip
+    )
     result = StepCodec(1).decode(message).result
     assert (result.step, result.sequences.tolist(), result.positions.tolist()) == (4, [2**40, 6], [3, 0])
     assert (result.num_tokens, result.token_ids.tolist()) == (None, [17, 150_000])
@@ -109,9 +146,11 @@ def test_logprobs_go_to_those_that_asked_a_token_each():
     rows = [planned(0, 10, LOGPROBS), planned(1, 11), planned(2, 12, LOGPROBS)]
     codec.encode(plan(1, new_rows=rows, chunks=[(0, 3), (1, 3), (2, 3)]))
     message = step_pb2.StepResult(
-        step=1, **result_columns([10, 11, 12], [0, 0, 0], [1, 2, 3, 4, 5]),
-        num_tokens=np.array([2, 2, 1], "<i4").tobytes(), logprobs=logprobs(1, 2, 5),
-    )  # fmt: skip
+        step=1,
+        **result_columns([10, 11, 12], [0, 0, 0], [1, 2, 3, 4, 5]),
+        num_tokens=np.array([2, 2, 1], "<i4").tobytes(),
+        logprobs=logprobs(1, 2, 5),
+    )
     result = codec.decode(message).result
     assert result.num_tokens is not None
     assert result.num_tokens.tolist() == [2, 2, 1]

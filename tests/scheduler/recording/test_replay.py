@@ -141,10 +141,14 @@ def test_in_steady_decode_a_step_takes_its_tokens_and_little_more(tmp_path: Path
         choices = (ChoiceStart(choice=0),)
         world.submit(
             GroupRequest(
-                group=group, request_id=f"request-{group}", prompt_token_ids=(group % 7,), choices=choices, stop=stop,
+                group=group,
+                request_id=f"request-{group}",
+                prompt_token_ids=(group % 7,),
+                choices=choices,
+                stop=stop,
                 sampling=FakeSampling(scope=0, seed=group),
             )
-        )  # fmt: skip
+        )
     sizes = []
     for _ in range(40):
         assert world.schedule()

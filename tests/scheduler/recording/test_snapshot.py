@@ -55,9 +55,11 @@ KINDS: dict[str, dict[str, object]] = {
     "items": {"encoder_cache_size": 12, "max_num_encoder_input_tokens": 6},
     "in time": {"inter_token_latency_target": 0.02, "enable_chunked_prefill": True, "max_steps_in_flight": 2},
     "prefills first": {
-        "enable_chunked_prefill": False, "max_num_batched_tokens": 40, "long_prefill_token_threshold": 0,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": 40,
+        "long_prefill_token_threshold": 0,
     },
-}  # fmt: skip
+}
 # Contents that the snapshots of each kind must have had; otherwise they prove little.
 HELD = {
     "any": ["running", "waiting", "a plan in flight", "cached blocks", "hashes", "queued"],

@@ -63,8 +63,13 @@ async def test_steps_that_wait_are_one_message_with_the_last_load() -> None:
     outgoing.put(_step(4, [8]))
     [message] = await _all(outgoing)
     assert _entries(message) == [
-        (7, 1, 0, 1007), (8, 1, 0, 1008), (7, 2, 0, 2007), (8, 2, 0, 2008), (8, 3, 0, 3008), (8, 4, 0, 4008),
-    ]  # fmt: skip
+        (7, 1, 0, 1007),
+        (8, 1, 0, 1008),
+        (7, 2, 0, 2007),
+        (8, 2, 0, 2008),
+        (8, 3, 0, 3008),
+        (8, 4, 0, 4008),
+    ]
     assert [(finish.group, finish.num_cached_tokens) for finish in message.outputs.finishes] == [(7, 4)]
     assert message.load == calm
 

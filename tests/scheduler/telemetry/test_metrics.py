@@ -26,10 +26,19 @@ def times_of(*moments: tuple[Moment, float, int]) -> GroupTimes:
 
 def test_a_preemption_counts_to_what_it_interrupted_and_the_last_choice_ends_the_group():
     times = times_of(
-        (Moment.QUEUED, 1.0, 0), (Moment.QUEUED, 1.0, 1), (Moment.ADMITTED, 3.0, 0), (Moment.SCHEDULED, 3.0, 0),
-        (Moment.DECODING, 4.0, 0), (Moment.ADMITTED, 4.5, 1), (Moment.DECODING, 5.0, 1), (Moment.PREEMPTED, 6.0, 1),
-        (Moment.FINISHED, 8.0, 0), (Moment.RESUMED, 9.0, 1), (Moment.DECODING, 10.0, 1), (Moment.FINISHED, 12.0, 1),
-    )  # fmt: skip
+        (Moment.QUEUED, 1.0, 0),
+        (Moment.QUEUED, 1.0, 1),
+        (Moment.ADMITTED, 3.0, 0),
+        (Moment.SCHEDULED, 3.0, 0),
+        (Moment.DECODING, 4.0, 0),
+        (Moment.ADMITTED, 4.5, 1),
+        (Moment.DECODING, 5.0, 1),
+        (Moment.PREEMPTED, 6.0, 1),
+        (Moment.FINISHED, 8.0, 0),
+        (Moment.RESUMED, 9.0, 1),
+        (Moment.DECODING, 10.0, 1),
+        (Moment.FINISHED, 12.0, 1),
+    )
     assert (times.in_queue, times.in_prefill, times.in_decode, times.in_inference) == (2.0, 1.0, 8.0, 9.0)
 
 

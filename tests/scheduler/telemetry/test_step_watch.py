@@ -9,9 +9,13 @@ from scheduler.telemetry.step_watch import StepWatch
 def plan(step: int) -> Plan:
     # Two decodes, one prefill of 30 tokens, and a row with three drafts.
     return Plan(
-        step=step, decode_rows=np.array([1, 2], np.uint16), chunks=[(3, 30)], rows_with_drafts=np.array([4], np.uint16),
-        num_drafts=np.array([3], np.int32), draft_token_ids=np.array([7, 8, 9], np.int32),
-    )  # fmt: skip
+        step=step,
+        decode_rows=np.array([1, 2], np.uint16),
+        chunks=[(3, 30)],
+        rows_with_drafts=np.array([4], np.uint16),
+        num_drafts=np.array([3], np.int32),
+        draft_token_ids=np.array([7, 8, 9], np.int32),
+    )
 
 
 def test_nothing_is_noted_before_the_first_look_and_ten_seconds_after_the_last() -> None:

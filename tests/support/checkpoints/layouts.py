@@ -30,9 +30,13 @@ class Layout:
 def _gptq(bits: int, group_size: int, **how: Any) -> Layout:
     act_order, zero_offset = how.get("act_order", False), how.get("zero_offset", 1)
     config = {
-        "quant_method": "gptq", "bits": bits, "group_size": group_size, "desc_act": act_order,
-        "sym": how.get("symmetric", True), "checkpoint_format": "gptq" if zero_offset else "gptq_v2",
-    }  # fmt: skip
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": group_size,
+        "desc_act": act_order,
+        "sym": how.get("symmetric", True),
+        "checkpoint_format": "gptq" if zero_offset else "gptq_v2",
+    }
     kept: Quantization = "int4" if bits == 4 else "int8"
     write = partial(gptq, bits=bits, group_size=group_size, **how)
     return Layout(config, write, "none" if act_order else kept)
@@ -45,10 +49,15 @@ def _awq(group_size: int) -> Layout:
 
 def _compressed(bits: int, group_size: int, **how: Any) -> Layout:
     weights = {
-        "num_bits": bits, "type": "int", "symmetric": how.get("symmetric", True), "dynamic": False,
-        "strategy": "channel" if group_size == -1 else "group", "group_size": None if group_size == -1 else group_size,
-        "actorder": "group" if how.get("act_order") else None, "observer": "minmax",
-    }  # fmt: skip
+        "num_bits": bits,
+        "type": "int",
+        "symmetric": how.get("symmetric", True),
+        "dynamic": False,
+        "strategy": "channel" if group_size == -1 else "group",
+        "group_size": None if group_size == -1 else group_size,
+        "actorder": "group" if how.get("act_order") else None,
+        "observer": "minmax",
+    }
     kept: Quantization = "int4" if bits == 4 else "int8"
     write = partial(pack_quantized, bits=bits, group_size=group_size, **how)
     return Layout(_compressed_config("pack-quantized", weights), write, "none" if how.get("act_order") else kept)
@@ -57,16 +66,25 @@ def _compressed(bits: int, group_size: int, **how: Any) -> Layout:
 def _compressed_config(stored_format: str, weights: dict[str, Any]) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
     return {
-        "quant_method": "compressed-tensors", "format": stored_format, "quantization_status": "compressed",
-        "config_groups": {"group_0": group}, "ignore": ["lm_head"], "kv_cache_scheme": None,
-    }  # fmt: skip
+        "quant_method": "compressed-tensors",
+        "format": stored_format,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+    }
 
 
 def _bitsandbytes(kind: str, *, nested: bool) -> Layout:
     config = {
-        "quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": kind,
-        "bnb_4bit_use_double_quant": nested, "bnb_4bit_quant_storage": "uint8", "llm_int8_skip_modules": None,
-    }  # fmt: skip
+        "quant_method": "bitsandbytes",
+        "load_in_4bit": True,
+        "load_in_8bit": False,
+        "bnb_4bit_quant_type": kind,
+        "bnb_4bit_use_double_quant": nested,
+        "bnb_4bit_quant_storage": "uint8",
+        "llm_int8_skip_modules": None,
+    }
     return Layout(config, partial(four_bits, kind=kind, nested=nested), "none")
 
 

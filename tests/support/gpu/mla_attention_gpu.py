@@ -118,10 +118,18 @@ class Step:
         q_THE = self.queries()
         out = q_THE.new_full((*q_THE.shape[:2], self.shape.latent_size), float("nan"))
         return mla_attention(
-            q_THE, self.cache(tables), query_starts=query_starts, context_lens=context_lens, block_tables=block_tables,
-            table_rows=table_rows, scale=SCALE, schedule=schedule, kv_scale=self.scale_tensor(), out=out,
+            q_THE,
+            self.cache(tables),
+            query_starts=query_starts,
+            context_lens=context_lens,
+            block_tables=block_tables,
+            table_rows=table_rows,
+            scale=SCALE,
+            schedule=schedule,
+            kv_scale=self.scale_tensor(),
+            out=out,
             may_split=schedule.decodes_of(*host_rows(query_starts, context_lens))[1],
-        )  # fmt: skip
+        )
 
     def scale_tensor(self) -> torch.Tensor | None:
         return None if self.kv_scale is None else torch.tensor([self.kv_scale], device=DEVICE)
@@ -130,9 +138,15 @@ class Step:
         """The float64 reference, computed from the numbers as the cache holds them."""
         tables = self.block_tables()
         return reference.mla_attention(
-            self.queries(), self.cache(tables), query_starts=self.query_starts, context_lens=self.context_lens,
-            block_tables=tables, scale=SCALE, latent_size=self.shape.latent_size, kv_scale=self.scale_tensor(),
-        )  # fmt: skip
+            self.queries(),
+            self.cache(tables),
+            query_starts=self.query_starts,
+            context_lens=self.context_lens,
+            block_tables=tables,
+            scale=SCALE,
+            latent_size=self.shape.latent_size,
+            kv_scale=self.scale_tensor(),
+        )
 
     @property
     def _seeds(self) -> tuple[int, ...]:

@@ -82,9 +82,17 @@ def install(*, compiles: bool) -> None:
 
 @jit(do_not_specialize=["count"])
 def copy_kernel(
-    source, target, bias, count, source_stride, target_stride, scale,
-    HAS_BIAS: tl.constexpr, SIZE: tl.constexpr, SHIFT: tl.constexpr,
-):  # fmt: skip
+    source,
+    target,
+    bias,
+    count,
+    source_stride,
+    target_stride,
+    scale,
+    HAS_BIAS: tl.constexpr,
+    SIZE: tl.constexpr,
+    SHIFT: tl.constexpr,
+):
     """target = source * scale + bias, with as many arguments as an elementwise kernel has."""
     row = tl.program_id(0)
     column = tl.arange(0, SIZE)
@@ -97,9 +105,17 @@ def copy_kernel(
 def launch(kernel: Any = copy_kernel, **changes: Any) -> Any:
     x, options = torch.empty(4, 64, dtype=changes.pop("dtype", torch.float32)), {"num_warps": 4}
     given = {
-        "source": x, "target": x, "bias": None, "count": 64, "source_stride": 64, "target_stride": 64, "scale": 0.5,
-        "HAS_BIAS": False, "SIZE": 64, "SHIFT": 2,
-    }  # fmt: skip
+        "source": x,
+        "target": x,
+        "bias": None,
+        "count": 64,
+        "source_stride": 64,
+        "target_stride": 64,
+        "scale": 0.5,
+        "HAS_BIAS": False,
+        "SIZE": 64,
+        "SHIFT": 2,
+    }
     return kernel[(4,)](**(given | options | changes))
 
 
@@ -136,10 +152,20 @@ def calls_of(body: Callable[[], object]) -> tuple[int, int]:
 
 # Launches of which each needs code of its own, but for the last two, which share that of the first.
 DIFFERENT: list[dict[str, Any]] = [
-    {}, {"dtype": torch.bfloat16}, {"source_stride": 1}, {"source_stride": 65}, {"source_stride": 1 << 33},
-    {"count": 1 << 33}, {"bias": torch.zeros(64), "HAS_BIAS": True}, {"source": torch.empty(65)[1:]}, {"SHIFT": 3},
-    {"num_warps": 2}, {"num_stages": 2}, {"scale": 0.25}, {"count": 1},
-]  # fmt: skip
+    {},
+    {"dtype": torch.bfloat16},
+    {"source_stride": 1},
+    {"source_stride": 65},
+    {"source_stride": 1 << 33},
+    {"count": 1 << 33},
+    {"bias": torch.zeros(64), "HAS_BIAS": True},
+    {"source": torch.empty(65)[1:]},
+    {"SHIFT": 3},
+    {"num_warps": 2},
+    {"num_stages": 2},
+    {"scale": 0.25},
+    {"count": 1},
+]
 
 
 def _seen(run: Callable[..., Any], changes: dict[str, Any]) -> tuple[object, list[object]]:
@@ -168,11 +194,16 @@ def main() -> None:
     args = launch_arguments({})
     grid = args.pop("grid")
     args.pop("warmup")
-    print(json.dumps({
-        "calls": calls_of(lambda: copy_kernel[grid](**args)),
-        "triton_calls": calls_of(lambda: JITFunction.run(copy_kernel, grid=grid, warmup=False, **args)),
-        "is_same": bool(same), "kernels": [kernels.index(each) for each in kernels],
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "calls": calls_of(lambda: copy_kernel[grid](**args)),
+                "triton_calls": calls_of(lambda: JITFunction.run(copy_kernel, grid=grid, warmup=False, **args)),
+                "is_same": bool(same),
+                "kernels": [kernels.index(each) for each in kernels],
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

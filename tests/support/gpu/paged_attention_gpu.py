@@ -143,19 +143,35 @@ class Step:
         has_decodes, may_split = schedule.decodes_of(*host_rows(query_starts, context_lens))
         q_THD = self.queries()
         return paged_attention(
-            q_THD, self.cache(tables), query_starts=query_starts, context_lens=context_lens,
-            block_tables=block_tables, scale=SCALE, schedule=schedule, soft_cap=self.options.soft_cap,
-            has_decodes=has_decodes, may_split=may_split, out=torch.full_like(q_THD, float("nan")), **self.layer(),
-        )  # fmt: skip
+            q_THD,
+            self.cache(tables),
+            query_starts=query_starts,
+            context_lens=context_lens,
+            block_tables=block_tables,
+            scale=SCALE,
+            schedule=schedule,
+            soft_cap=self.options.soft_cap,
+            has_decodes=has_decodes,
+            may_split=may_split,
+            out=torch.full_like(q_THD, float("nan")),
+            **self.layer(),
+        )
 
     def expected(self) -> torch.Tensor:
         """The float64 reference, computed from the numbers as the cache holds them."""
         tables = self.block_tables()
         return reference.paged_attention(
-            self.queries(), self.cache(tables).permute(0, 3, 1, 2, 4), query_starts=self.query_starts,
-            context_lens=self.context_lens, block_tables=tables, scale=SCALE, window=self.options.window,
-            attention_chunk=self.options.attention_chunk, soft_cap=self.options.soft_cap, **self.layer(),
-        )  # fmt: skip
+            self.queries(),
+            self.cache(tables).permute(0, 3, 1, 2, 4),
+            query_starts=self.query_starts,
+            context_lens=self.context_lens,
+            block_tables=tables,
+            scale=SCALE,
+            window=self.options.window,
+            attention_chunk=self.options.attention_chunk,
+            soft_cap=self.options.soft_cap,
+            **self.layer(),
+        )
 
     @property
     def _seeds(self) -> tuple[int, ...]:

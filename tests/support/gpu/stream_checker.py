@@ -269,14 +269,17 @@ def checked_streams() -> Iterator[StreamChecker]:
         return outputs(self, results, seconds)
 
     patches: list[tuple[object, str, Callable[..., Any]]] = [
-        (InterpreterBuilder, "create_masked_load", loading), (InterpreterBuilder, "create_masked_store", storing),
-        (InterpreterBuilder, "create_atomic_rmw", adding), (threading.Thread, "run", running),
-        (Staging, "next", filling), (ResultLayout, "outputs", reading),
+        (InterpreterBuilder, "create_masked_load", loading),
+        (InterpreterBuilder, "create_masked_store", storing),
+        (InterpreterBuilder, "create_atomic_rmw", adding),
+        (threading.Thread, "run", running),
+        (Staging, "next", filling),
+        (ResultLayout, "outputs", reading),
         (torch.cuda, "Stream", lambda device=None: checker.new_stream()),
         (torch.cuda, "Event", lambda **how: FakeEvent(checker)),
         (torch.cuda, "current_stream", lambda device=None: checker.current_stream()),
         (torch.cuda, "stream", checker.stream),
-    ]  # fmt: skip
+    ]
     with pytest.MonkeyPatch.context() as patch, _TorchWork(checker):
         for owner, name, value in patches:
             patch.setattr(owner, name, value)

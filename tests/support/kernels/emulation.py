@@ -24,11 +24,21 @@ def emulated(path: NativePath) -> NativePath:
         name=f"emulated-{path.name}",
         cpu_flags=frozenset({"avx2", "fma", "f16c"}),
         compiler_flags=(
-            "-O1", "-mavx2", "-mfma", "-mf16c", "-Wno-psabi",
-            "-DSIMDE_ENABLE_NATIVE_ALIASES", "-isystem", simde_py.get_include(), *_TILES,
-            "-include", "simde/x86/avx512.h", "-include", str(_HERE / "avx512.h"),
+            "-O1",
+            "-mavx2",
+            "-mfma",
+            "-mf16c",
+            "-Wno-psabi",
+            "-DSIMDE_ENABLE_NATIVE_ALIASES",
+            "-isystem",
+            simde_py.get_include(),
+            *_TILES,
+            "-include",
+            "simde/x86/avx512.h",
+            "-include",
+            str(_HERE / "avx512.h"),
         ),
-    )  # fmt: skip
+    )
 
 
 def with_emulated_tiles(path: NativePath) -> NativePath:

@@ -24,11 +24,20 @@ Tensors = dict[str, torch.Tensor]
 HIDDEN, FFN, HEADS, KV_HEADS, HEAD_SIZE, LAYERS, VOCAB = 192, 256, 4, 2, 64, 2, 67
 EPS, THETA = 1e-6, 10000.0
 CONFIG: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": VOCAB, "hidden_size": HIDDEN,
-    "intermediate_size": FFN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
-    "num_key_value_heads": KV_HEADS, "head_dim": HEAD_SIZE, "max_position_embeddings": 256, "rms_norm_eps": EPS,
-    "rope_theta": THETA, "tie_word_embeddings": False,
-}  # fmt: skip
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": FFN,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_SIZE,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": EPS,
+    "rope_theta": THETA,
+    "tie_word_embeddings": False,
+}
 # Outputs, inputs and scale of the weights of each linear layer; parts of one fused layer differ in scale.
 LINEARS = {
     "self_attn.q_proj": (HEADS * HEAD_SIZE, HIDDEN, 1.0),
@@ -47,9 +56,12 @@ def compressed(strategy: str, **more: Any) -> dict[str, Any]:
     weights = {"num_bits": 8, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": STATIC_INPUTS}
     return {
-        "quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group},
-        "ignore": ["lm_head"], **more,
-    }  # fmt: skip
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        **more,
+    }
 
 
 DEEPSEEK = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -90,8 +102,12 @@ def float_tensors() -> Tensors:
         for name, (outputs, inputs, size) in LINEARS.items():
             rows = torch.logspace(-0.5, 0.5, outputs)[torch.randperm(outputs, generator=generator)]
             floats[f"{prefix}.{name}.weight"] = numbers(outputs, inputs) * size * rows[:, None] * inputs**-0.5
-        for norm, width in (("input_layernorm", HIDDEN), ("post_attention_layernorm", HIDDEN),
-                            ("self_attn.q_norm", HEAD_SIZE), ("self_attn.k_norm", HEAD_SIZE)):  # fmt: skip
+        for norm, width in (
+            ("input_layernorm", HIDDEN),
+            ("post_attention_layernorm", HIDDEN),
+            ("self_attn.q_norm", HEAD_SIZE),
+            ("self_attn.k_norm", HEAD_SIZE),
+        ):
             floats[f"{prefix}.{norm}.weight"] = 1 + 0.2 * numbers(width)
     return {name: tensor.bfloat16().float() for name, tensor in floats.items()}
 
@@ -121,10 +137,15 @@ def write_checkpoint(path: Path, how: str, more: Tensors | None = None) -> Check
 def write_mixture(path: Path) -> Path:
     """Writes a model with one block-quantized MoE layer; all rows and experts differ much in size."""
     config = CONFIG | {
-        "architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 1, "hidden_size": 256, "num_experts": 3,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 128, "norm_topk_prob": True,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_hidden_layers": 1,
+        "hidden_size": 256,
+        "num_experts": 3,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128,
+        "norm_topk_prob": True,
         "quantization_config": DEEPSEEK | {"modules_to_not_convert": ["model.layers.0.mlp.gate"]},
-    }  # fmt: skip
+    }
     path.mkdir(exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
     stored: Tensors = {}

@@ -69,20 +69,41 @@ def target_of(model: PreTrainedModel, path: Path, extra: Tensors | None = None, 
 
 def llama(path: Path, *, tied: bool = False, change: Change = as_they_are) -> Target:
     config = LlamaConfig(
-        vocab_size=heads.VOCAB, hidden_size=heads.HIDDEN, intermediate_size=heads.FFN, num_hidden_layers=NUM_LAYERS,
-        num_attention_heads=heads.HEADS, num_key_value_heads=heads.KV_HEADS, max_position_embeddings=256,
+        vocab_size=heads.VOCAB,
+        hidden_size=heads.HIDDEN,
+        intermediate_size=heads.FFN,
+        num_hidden_layers=NUM_LAYERS,
+        num_attention_heads=heads.HEADS,
+        num_key_value_heads=heads.KV_HEADS,
+        max_position_embeddings=256,
         tie_word_embeddings=tied,
-    )  # fmt: skip
+    )
     return target_of(LlamaForCausalLM(config), path, change=change)
 
 
 DEEPSEEK: dict[str, Any] = {
-    "vocab_size": heads.VOCAB, "hidden_size": heads.HIDDEN, "intermediate_size": heads.FFN, "num_hidden_layers": 2,
-    "num_attention_heads": heads.HEADS, "num_key_value_heads": heads.HEADS, "max_position_embeddings": 256,
-    "q_lora_rank": 24, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24,
-    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "n_group": 4, "topk_group": 2,
-    "n_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1,
-}  # fmt: skip
+    "vocab_size": heads.VOCAB,
+    "hidden_size": heads.HIDDEN,
+    "intermediate_size": heads.FFN,
+    "num_hidden_layers": 2,
+    "num_attention_heads": heads.HEADS,
+    "num_key_value_heads": heads.HEADS,
+    "max_position_embeddings": 256,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 24,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_group": 4,
+    "topk_group": 2,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "num_nextn_predict_layers": 1,
+}
 
 
 def deepseek(path: Path, drop: Sequence[str] = (), change: Change = as_they_are) -> Target:

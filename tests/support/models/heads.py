@@ -17,10 +17,18 @@ VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_SIZE = 131, 48, 80, 6, 2, 8
 EPS, THETA = 1e-5, 10000.0
 NUM_DRAFTABLE = 50
 LAYER: dict[str, Any] = {
-    "model_type": "llama", "vocab_size": VOCAB, "hidden_size": HIDDEN, "intermediate_size": FFN,
-    "num_hidden_layers": 1, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
-    "max_position_embeddings": 256, "rms_norm_eps": EPS, "rope_theta": THETA, "hidden_act": "silu",
-}  # fmt: skip
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": FFN,
+    "num_hidden_layers": 1,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": EPS,
+    "rope_theta": THETA,
+    "hidden_act": "silu",
+}
 EAGLE_CONFIG = LAYER | {"architectures": ["EagleLlamaForCausalLM"]}
 EAGLE3_CONFIG = LAYER | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": NUM_DRAFTABLE}
 

@@ -92,13 +92,25 @@ def _options(
     """Too few blocks for all prompts and outputs together; a token budget below the longest prompt's length."""
     return Options(
         model_impl=model_impl,
-        model=str(directory), served_model_name="model", dtype="float32", runtime_dir=directory / "run",
-        block_size=8, num_blocks_override=10 + max_tokens // 8, max_model_len=52 + max_tokens,
-        max_num_seqs=4, max_num_batched_tokens=24,
-        worker_threads=1, weight_cache=0, metrics_port=0, disable_log_stats=True, log_level="warning",
-        tensor_parallel_size=layout.tensor, pipeline_parallel_size=layout.stages, data_parallel_size=layout.replicas,
+        model=str(directory),
+        served_model_name="model",
+        dtype="float32",
+        runtime_dir=directory / "run",
+        block_size=8,
+        num_blocks_override=10 + max_tokens // 8,
+        max_model_len=52 + max_tokens,
+        max_num_seqs=4,
+        max_num_batched_tokens=24,
+        worker_threads=1,
+        weight_cache=0,
+        metrics_port=0,
+        disable_log_stats=True,
+        log_level="warning",
+        tensor_parallel_size=layout.tensor,
+        pipeline_parallel_size=layout.stages,
+        data_parallel_size=layout.replicas,
         enable_expert_parallel=layout.has_expert_parallel,
-    )  # fmt: skip
+    )
 
 
 async def _run(

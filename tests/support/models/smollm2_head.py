@@ -30,11 +30,19 @@ def write_smollm2_head(directory: Path, *, kept_layers: Sequence[int] = ()) -> P
         "midlayer.mlp.down_proj.weight": (HIDDEN, FFN),
     }
     config: dict[str, Any] = {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "vocab_size": VOCAB,
-        "draft_vocab_size": DRAFTABLE, "hidden_size": HIDDEN, "intermediate_size": FFN, "num_hidden_layers": 1,
-        "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5, "rope_theta": 100000.0,
-    }  # fmt: skip
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "vocab_size": VOCAB,
+        "draft_vocab_size": DRAFTABLE,
+        "hidden_size": HIDDEN,
+        "intermediate_size": FFN,
+        "num_hidden_layers": 1,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 100000.0,
+    }
     if kept_layers:
         config["eagle_aux_hidden_state_layer_ids"] = list(kept_layers)
     generator = torch.Generator().manual_seed(0)

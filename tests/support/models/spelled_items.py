@@ -135,24 +135,42 @@ def load_decoder(model: Path, backend: Backend, *, has_axes: bool) -> Decoder:
 
 
 def item_runner(
-    model: Path, *, has_axes: bool = False, native: bool = True, stage: Stage = ALL_LAYERS, cache_size: int = 64,
-    num_blocks: int = 64, block_size: int = 8, num_swap_blocks: int = 0, max_num_batched_tokens: int = 64,
-    max_steps_in_flight: int = 1, most_input_bytes: int = 1 << 20,
-) -> tuple[Runner, SpelledEncoder]:  # fmt: skip
+    model: Path,
+    *,
+    has_axes: bool = False,
+    native: bool = True,
+    stage: Stage = ALL_LAYERS,
+    cache_size: int = 64,
+    num_blocks: int = 64,
+    block_size: int = 8,
+    num_swap_blocks: int = 0,
+    max_num_batched_tokens: int = 64,
+    max_steps_in_flight: int = 1,
+    most_input_bytes: int = 1 << 20,
+) -> tuple[Runner, SpelledEncoder]:
     """A runner of the model on this thread. native: with the C++ kernels, if they work here."""
     backend = cpu_backend(torch.float32, 16) if native else torch_backend(torch.float32)
     backend = replace(backend, stage=stage)
     decoder = load_decoder(model, backend, has_axes=has_axes)
     config = decoder.config
     rows = Rows(
-        max_num_seqs=8, max_num_batched_tokens=max_num_batched_tokens, max_model_len=128, block_size=block_size,
-        num_blocks=num_blocks, vocab_size=VOCAB_SIZE, eos_token_ids=config.eos_token_ids,
+        max_num_seqs=8,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=128,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=config.eos_token_ids,
         item_tokens=ItemTokens(embedded=config.embedded_token_ids, has_axes=has_axes),
-    )  # fmt: skip
+    )
     info = pb.ModelInfo(
-        name="spelled", max_model_len=128, vocab_size=VOCAB_SIZE, block_size=block_size, num_blocks=num_blocks,
+        name="spelled",
+        max_model_len=128,
+        vocab_size=VOCAB_SIZE,
+        block_size=block_size,
+        num_blocks=num_blocks,
         media_json="{}",
-    )  # fmt: skip
+    )
     encoder = SpelledEncoder(SafetensorsFiles(model).read(EMBEDDING))
     items = None
     if stage.is_first:
@@ -160,10 +178,15 @@ def item_runner(
         items = Items(encoder, cache, most_input_bytes=most_input_bytes)
     kv_cache = KVCache(config, num_blocks=num_blocks + 1, block_size=block_size, backend=backend)
     runner = Runner(
-        CpuExecutor(decoder), kv_cache, rows, info, num_swap_blocks=num_swap_blocks, items=items,
+        CpuExecutor(decoder),
+        kv_cache,
+        rows,
+        info,
+        num_swap_blocks=num_swap_blocks,
+        items=items,
         without_others=without_others(Axes(pipeline_size=stage.size), stage.index),
         max_steps_in_flight=max_steps_in_flight,
-    )  # fmt: skip
+    )
     return runner, encoder
 
 

@@ -33,19 +33,29 @@ VOCAB_SIZE = 131
 POISON = 130
 NUM_LAYERS = 4
 _SHAPE: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": NUM_LAYERS,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 256,
-    "rope_theta": 10000.0, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": NUM_LAYERS,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "rope_theta": 10000.0,
+    "eos_token_id": 2,
+}
 _FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma3ForCausalLM": {"sliding_window": 9, "sliding_window_pattern": 3},
     "LlamaForCausalLM": {"tie_word_embeddings": True},
     "Qwen2ForCausalLM": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     "Qwen3MoeForCausalLM": {
-        "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
         "mlp_only_layers": [1],
     },
-}  # fmt: skip
+}
 
 
 def make_model(directory: Path, architecture: str) -> Path:
@@ -92,15 +102,23 @@ def make_runner(model: Path, stage: Stage, sizes: Sizes, *, block_size: int = 8)
         eos_token_ids=config.eos_token_ids,
     )
     info = inference_pb2.ModelInfo(
-        name="stages", max_model_len=max_model_len, vocab_size=VOCAB_SIZE, block_size=block_size,
-        num_blocks=sizes.num_blocks, eos_token_ids=sorted(config.eos_token_ids),
-    )  # fmt: skip
+        name="stages",
+        max_model_len=max_model_len,
+        vocab_size=VOCAB_SIZE,
+        block_size=block_size,
+        num_blocks=sizes.num_blocks,
+        eos_token_ids=sorted(config.eos_token_ids),
+    )
     cache = KVCache(config, num_blocks=sizes.num_blocks + 1, block_size=block_size, backend=loaded.model.backend)
     runner = Runner(
-        CpuExecutor(loaded.model), cache, rows, info, num_swap_blocks=sizes.num_swap_blocks,
+        CpuExecutor(loaded.model),
+        cache,
+        rows,
+        info,
+        num_swap_blocks=sizes.num_swap_blocks,
         without_others=without_others(Axes(pipeline_size=stage.size), stage.index),
         max_steps_in_flight=sizes.max_steps_in_flight,
-    )  # fmt: skip
+    )
     runner.warm_up()
     return runner
 

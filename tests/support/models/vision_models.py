@@ -51,9 +51,16 @@ _TILES = {"size": {"longest_edge": 72}, "max_image_size": {"longest_edge": 32}}
 def qwen2_5_vl() -> PreTrainedModel:
     """Windows of 3 x 3 tokens, which most grids do not fill; the second layer sees whole frames."""
     vision = {
-        "depth": 3, "hidden_size": 40, "num_heads": 2, "intermediate_size": 52, "patch_size": 4, "window_size": 24,
-        "fullatt_block_indexes": [1], "out_hidden_size": 64, "tokens_per_second": 2,
-    }  # fmt: skip
+        "depth": 3,
+        "hidden_size": 40,
+        "num_heads": 2,
+        "intermediate_size": 52,
+        "patch_size": 4,
+        "window_size": 24,
+        "fullatt_block_indexes": [1],
+        "out_hidden_size": 64,
+        "tokens_per_second": 2,
+    }
     config = Qwen2_5_VLConfig(
         text_config={**_TEXT, "rope_parameters": _MROPE},
         vision_config=vision,
@@ -76,9 +83,14 @@ def qwen2_vl() -> PreTrainedModel:
 
 def _siglip(**changes: Any) -> dict[str, Any]:
     return {
-        "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "image_size": 32,
-        "patch_size": 4, **changes,
-    }  # fmt: skip
+        "hidden_size": 48,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 32,
+        "patch_size": 4,
+        **changes,
+    }
 
 
 def smolvlm() -> PreTrainedModel:

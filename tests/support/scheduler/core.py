@@ -25,8 +25,12 @@ from tests.fakes.plan_worker import Drafter, PlanWorker
 def make_settings(**changes: object) -> CoreSettings:
     """Settings with blocks of 4 tokens and plenty of everything else, except for `changes`."""
     settings: dict[str, object] = {
-        "block_size": 4, "num_blocks": 100, "max_model_len": 200, "max_num_seqs": 8, "max_num_batched_tokens": 64,
-    }  # fmt: skip
+        "block_size": 4,
+        "num_blocks": 100,
+        "max_model_len": 200,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+    }
     return CoreSettings(**(settings | changes))  # type: ignore[arg-type]
 
 

@@ -66,15 +66,19 @@ def generate(
     for group, each in enumerate(asked, 1):
         params = each.sampling
         request = GroupRequest(
-            group=group, request_id=str(group), prompt_token_ids=tuple(each.prompt),
+            group=group,
+            request_id=str(group),
+            prompt_token_ids=tuple(each.prompt),
             choices=tuple(ChoiceStart(choice=i, output_token_ids=tuple(each.output)) for i in range(each.num_choices)),
             stop=StopRules(
-                max_tokens=params.max_tokens, min_tokens=params.min_tokens,
-                stop_token_ids=frozenset(params.stop_token_ids), ignore_eos=params.ignore_eos,
+                max_tokens=params.max_tokens,
+                min_tokens=params.min_tokens,
+                stop_token_ids=frozenset(params.stop_token_ids),
+                ignore_eos=params.ignore_eos,
             ),
             sampling=GroupSampling(params, group=group, first_choice=0),
             is_constrained=is_constrained(params),
-        )  # fmt: skip
+        )
         assert core.submit(request, 0.0) is None
     in_flight: deque[PendingResult] = deque()
     num_steps = 0

@@ -12,9 +12,11 @@ TOPIC = "kv-events"
 
 def events_options(directory: Path, **changes: object):
     fields = {
-        "kv_events_endpoint": f"ipc://{directory}/kv", "kv_events_replay_endpoint": f"ipc://{directory}/kv-replay",
-        "kv_events_topic": TOPIC, "num_blocks_override": 24,
-    }  # fmt: skip
+        "kv_events_endpoint": f"ipc://{directory}/kv",
+        "kv_events_replay_endpoint": f"ipc://{directory}/kv-replay",
+        "kv_events_topic": TOPIC,
+        "num_blocks_override": 24,
+    }
     return make_options(directory, **(fields | changes))
 
 

@@ -36,8 +36,12 @@ class LinearCost:
 def settings(**changes: object) -> CoreSettings:
     """Settings with plenty of everything, except for `changes`."""
     values: dict[str, object] = {
-        "block_size": 8, "num_blocks": 1000, "max_model_len": 512, "max_num_seqs": 16, "max_num_batched_tokens": 64,
-    }  # fmt: skip
+        "block_size": 8,
+        "num_blocks": 1000,
+        "max_model_len": 512,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 64,
+    }
     return CoreSettings(**(values | changes))  # type: ignore[arg-type]
 
 

@@ -20,8 +20,12 @@ class Process:
         options_given = [f"--{name}={_text(value)}" for name, value in changed.items()]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "scheduler", *options_given, *flags],
-            cwd=ROOT, env=environment(), text=True, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            cwd=ROOT,
+            env=environment(),
+            text=True,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         self.address = options.scheduler_address(0)
 
     def end(self) -> tuple[int, str]:

@@ -26,9 +26,14 @@ Key = tuple[int, int]
 
 def make_options(directory: Path, **changes: object) -> Options:
     fields: dict[str, object] = {
-        "served_model_name": "hashes", "runtime_dir": directory / "run", "max_num_seqs": 16,
-        "max_num_batched_tokens": 64, "block_size": 8, "metrics_port": 0, "drain_timeout": 20.0,
-    }  # fmt: skip
+        "served_model_name": "hashes",
+        "runtime_dir": directory / "run",
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 64,
+        "block_size": 8,
+        "metrics_port": 0,
+        "drain_timeout": 20.0,
+    }
     return Options(**(fields | changes))  # type: ignore[arg-type]
 
 
@@ -58,13 +63,20 @@ def worker_process(options: Options, *flags: str) -> Iterator[subprocess.Popen[b
     """A fake worker that can be killed."""
     process = subprocess.Popen(
         [
-            sys.executable, "-m", "tests.fakes.worker", f"--runtime-dir={options.runtime_dir}",
-            f"--max-num-seqs={options.max_num_seqs}", f"--max-num-batched-tokens={options.max_num_batched_tokens}",
-            f"--block-size={options.block_size}", f"--served-model-name={options.served_model_name}",
-            f"--tensor-parallel-size={options.tensor_parallel_size}", *flags,
+            sys.executable,
+            "-m",
+            "tests.fakes.worker",
+            f"--runtime-dir={options.runtime_dir}",
+            f"--max-num-seqs={options.max_num_seqs}",
+            f"--max-num-batched-tokens={options.max_num_batched_tokens}",
+            f"--block-size={options.block_size}",
+            f"--served-model-name={options.served_model_name}",
+            f"--tensor-parallel-size={options.tensor_parallel_size}",
+            *flags,
         ],
-        cwd=ROOT, env=environment(),
-    )  # fmt: skip
+        cwd=ROOT,
+        env=environment(),
+    )
     try:
         yield process
     finally:

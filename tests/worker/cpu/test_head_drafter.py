@@ -64,13 +64,21 @@ def expected_of(known_of: Callable[[str], Known]) -> Callable[[str], Generated]:
 
 def options_of(known: Known, *, drafts: bool, **changes: object) -> Options:
     fields: dict[str, object] = {
-        "model": str(known.target.path), "dtype": "float32", "block_size": 8, "num_blocks_override": 120,
-        "max_num_seqs": 8, "max_num_batched_tokens": 64, "worker_threads": 1, "max_model_len": 128,
-    }  # fmt: skip
+        "model": str(known.target.path),
+        "dtype": "float32",
+        "block_size": 8,
+        "num_blocks_override": 120,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "worker_threads": 1,
+        "max_model_len": 128,
+    }
     if drafts:
         fields["speculative_config"] = {
-            "method": known.method, "model": str(known.directory or ""), "num_speculative_tokens": NUM_DRAFTS,
-        }  # fmt: skip
+            "method": known.method,
+            "model": str(known.directory or ""),
+            "num_speculative_tokens": NUM_DRAFTS,
+        }
     return Options(**(fields | changes))  # type: ignore[arg-type]
 
 

@@ -50,13 +50,25 @@ def prepare_both(runner: Runner) -> None:
 
 
 def new_row(
-    tokens: Sequence[int], *, row: int = 0, sequence: int = 1, blocks: Sequence[int] = range(1, 6), computed: int = 0,
-    items: Sequence[step_pb2.RowItem] = (), num_prompt_tokens: int = 0,
-) -> step_pb2.NewRow:  # fmt: skip
+    tokens: Sequence[int],
+    *,
+    row: int = 0,
+    sequence: int = 1,
+    blocks: Sequence[int] = range(1, 6),
+    computed: int = 0,
+    items: Sequence[step_pb2.RowItem] = (),
+    num_prompt_tokens: int = 0,
+) -> step_pb2.NewRow:
     return step_pb2.NewRow(
-        row=row, sequence=sequence, token_ids=tokens, num_prompt_tokens=num_prompt_tokens or len(tokens),
-        block_ids=blocks, num_computed_tokens=computed, sampling=SAMPLING, items=items,
-    )  # fmt: skip
+        row=row,
+        sequence=sequence,
+        token_ids=tokens,
+        num_prompt_tokens=num_prompt_tokens or len(tokens),
+        block_ids=blocks,
+        num_computed_tokens=computed,
+        sampling=SAMPLING,
+        items=items,
+    )
 
 
 def step(runner: Runner, **fields: object) -> tuple[list[int], list[bytes]]:

@@ -185,8 +185,10 @@ def test_long_prompt_logprobs_come_in_frames_within_the_bound():
 
 def test_warm_up_goes_through_the_real_step_and_leaves_nothing():
     every_size: list[dict[str, Any]] = [
-        {}, {"max_model_len": 2, "num_blocks": 1}, {"max_num_batched_tokens": 1, "max_num_seqs": 1},
-    ]  # fmt: skip
+        {},
+        {"max_model_len": 2, "num_blocks": 1},
+        {"max_num_batched_tokens": 1, "max_num_seqs": 1},
+    ]
     for sizes in every_size:
         runner = fake_runner(**sizes)
         runner.warm_up()

@@ -19,9 +19,14 @@ PROMPT = list(range(20, 37))
 
 def new_row(row: int, sequence: int, tokens: list[int], blocks: list[int], num_computed_tokens: int = 0):
     return step_pb2.NewRow(
-        row=row, sequence=sequence, token_ids=tokens, num_prompt_tokens=len(PROMPT), block_ids=blocks,
-        num_computed_tokens=num_computed_tokens, sampling=SAMPLING,
-    )  # fmt: skip
+        row=row,
+        sequence=sequence,
+        token_ids=tokens,
+        num_prompt_tokens=len(PROMPT),
+        block_ids=blocks,
+        num_computed_tokens=num_computed_tokens,
+        sampling=SAMPLING,
+    )
 
 
 def say(runner: Runner, **fields) -> list[int]:

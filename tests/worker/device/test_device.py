@@ -62,10 +62,13 @@ _REDUCTIONS = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_pre
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuda]:
     fake, matmul = FakeCuda(), torch.backends.cuda.matmul
     for name, value in {
-        "CUDAGraph": fake.graph, "set_stream": fake.set_stream, "stream": fake.stream,
-        "Stream": lambda device: f"a stream of {device}", "set_device": lambda device: None,
+        "CUDAGraph": fake.graph,
+        "set_stream": fake.set_stream,
+        "stream": fake.stream,
+        "Stream": lambda device: f"a stream of {device}",
+        "set_device": lambda device: None,
         "get_device_name": lambda device: "a GPU",
-    }.items():  # fmt: skip
+    }.items():
         monkeypatch.setattr(torch.cuda, name, value)
     before = [getattr(matmul, name) for name in _REDUCTIONS]
     yield fake

@@ -27,9 +27,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def options_of(model: Path, **changes: Any) -> Options:
     values: dict[str, Any] = {
-        "model": str(model), "dtype": "float32", "kv_cache_memory": 0.02, "max_model_len": 64, "block_size": 8,
-        "max_num_batched_tokens": 128, "max_num_seqs": 4, "worker_threads": 1, "weight_cache": 0,
-    }  # fmt: skip
+        "model": str(model),
+        "dtype": "float32",
+        "kv_cache_memory": 0.02,
+        "max_model_len": 64,
+        "block_size": 8,
+        "max_num_batched_tokens": 128,
+        "max_num_seqs": 4,
+        "worker_threads": 1,
+        "weight_cache": 0,
+    }
     return Options(**(values | changes))
 
 

@@ -26,9 +26,12 @@ def _load(directory: Path, shard: Shard | None = None, quantization: Any = "auto
     backend = torch_backend(torch.float32)
     wanted = WantedItems(limits=ItemLimits(), processor=ProcessorOptions())
     encoder = load_model(
-        resolve_model(str(directory)), dtype=torch.float32, items=wanted, quantization=quantization,
+        resolve_model(str(directory)),
+        dtype=torch.float32,
+        items=wanted,
+        quantization=quantization,
         make_backend=lambda config: backend if shard is None else replace(backend, shard=shard),
-    ).encoder  # fmt: skip
+    ).encoder
     assert encoder is not None
     return encoder
 

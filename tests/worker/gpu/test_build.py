@@ -32,10 +32,19 @@ from worker.step.inputs import StepInputs, StepOutputs
 
 MIB = 2**20
 TINY = {
-    "architectures": ["LlamaForCausalLM"], "vocab_size": 96, "hidden_size": 64, "intermediate_size": 64,
-    "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 64,
-    "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "eos_token_id": 2,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "eos_token_id": 2,
+}
 # Bytes of one layer's keys and values for 16 tokens, in bfloat16.
 BLOCK = 2 * 16 * 64 * 2
 
@@ -111,8 +120,11 @@ def simulate(monkeypatch: pytest.MonkeyPatch, gpu: SimulatedGpu, needs: Needs) -
 
     monkeypatch.setattr(build_module, "load_model", load_model)
     for name, stand_in in {
-        "GpuEngine": Engine, "KVCache": Cache, "CapturedGraphs": Graphs, "graph_memory_estimate": estimate
-    }.items():  # fmt: skip
+        "GpuEngine": Engine,
+        "KVCache": Cache,
+        "CapturedGraphs": Graphs,
+        "graph_memory_estimate": estimate,
+    }.items():
         monkeypatch.setattr(parts_module, name, stand_in)
 
 
@@ -289,10 +301,18 @@ def test_heads_that_no_kernel_computes_are_named(build: Build, monkeypatch: pyte
 
 def test_latents_that_no_kernel_computes_are_named(build: Build, monkeypatch: pytest.MonkeyPatch):
     changes: dict[str, Any] = {
-        "architectures": ["DeepseekV3ForCausalLM"], "q_lora_rank": None, "kv_lora_rank": 96, "qk_nope_head_dim": 16,
-        "qk_rope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 2, "num_experts_per_tok": 1,
-        "moe_intermediate_size": 8, "n_group": 1, "topk_group": 1,
-    }  # fmt: skip
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "q_lora_rank": None,
+        "kv_lora_rank": 96,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 16,
+        "v_head_dim": 16,
+        "n_routed_experts": 2,
+        "num_experts_per_tok": 1,
+        "moe_intermediate_size": 8,
+        "n_group": 1,
+        "topk_group": 1,
+    }
     for name, value in changes.items():
         monkeypatch.setitem(TINY, name, value)
     with pytest.raises(PermanentError, match="latent size 96: powers of two from 64 on work; device=cpu"):

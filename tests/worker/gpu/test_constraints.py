@@ -50,9 +50,12 @@ def gpu_runner(max_steps_in_flight: int) -> GpuRunner:
         **sizes, block_size=8, num_blocks=64, eos_token_ids=frozenset({EOS}), grammars=texts_grammars(EOS, FEW_TOKENS)
     )
     return GpuRunner(
-        engine, rows, inference_pb2.ModelInfo(name="fake"),
-        swap_space=GpuSwapSpace(kv_cache, device, 0), max_steps_in_flight=max_steps_in_flight,
-    )  # fmt: skip
+        engine,
+        rows,
+        inference_pb2.ModelInfo(name="fake"),
+        swap_space=GpuSwapSpace(kv_cache, device, 0),
+        max_steps_in_flight=max_steps_in_flight,
+    )
 
 
 @pytest.fixture(scope="module")

@@ -36,9 +36,12 @@ def runner_with_drafter(num_blocks: int, **sizes: int) -> GpuRunner:
     rows = runner._rows
     num_spare = DraftModel.num_spare(rows.max_num_seqs, 4, rows.block_size)
     executor = GpuDraftExecutor(
-        FakeGpuModel(), vocab_size=VOCAB_SIZE, max_tokens=DraftModel.most_tokens(rows.max_num_seqs),
-        max_rows=rows.max_num_seqs, max_context=rows.max_model_len,
-    )  # fmt: skip
+        FakeGpuModel(),
+        vocab_size=VOCAB_SIZE,
+        max_tokens=DraftModel.most_tokens(rows.max_num_seqs),
+        max_rows=rows.max_num_seqs,
+        max_context=rows.max_model_len,
+    )
     kv_cache = fake_kv_cache(num_blocks=num_blocks + 1 + num_spare)
     runner._drafter = DraftModel(
         "draft_model twin", executor, kv_cache, rows, max_drafts=4, max_len=1000, vocab_size=VOCAB_SIZE
@@ -48,9 +51,14 @@ def runner_with_drafter(num_blocks: int, **sizes: int) -> GpuRunner:
 
 def settings(num_blocks: int, steps: int, speculation: Speculation | None = None, **changes: object) -> CoreSettings:
     plain = CoreSettings(
-        block_size=8, num_blocks=num_blocks, max_model_len=128, max_num_seqs=8, max_num_batched_tokens=64,
-        max_steps_in_flight=steps, speculation=speculation,
-    )  # fmt: skip
+        block_size=8,
+        num_blocks=num_blocks,
+        max_model_len=128,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_steps_in_flight=steps,
+        speculation=speculation,
+    )
     return dataclasses.replace(plain, **changes)  # type: ignore[arg-type]
 
 
@@ -84,10 +92,14 @@ def test_a_pass_gives_the_tokens_of_its_logits() -> None:
     executor = GpuDraftExecutor(GpuExecutor(model), vocab_size=VOCABULARY, max_tokens=16, max_rows=2, max_context=32)
     kv_cache = KVCache(model.config, num_blocks=5, block_size=8, backend=model.backend)
     batch = InputBatch.of(
-        token_ids_T=np.array([3, 4, 5]), positions_T=np.arange(3), slots_T=np.arange(8, 11),
-        query_starts=np.array([0, 3], np.int32), context_lens_S=np.array([3], np.int32),
-        block_tables_SB=np.array([[1]], np.int32), logit_indices=np.array([2]),
-    )  # fmt: skip
+        token_ids_T=np.array([3, 4, 5]),
+        positions_T=np.arange(3),
+        slots_T=np.arange(8, 11),
+        query_starts=np.array([0, 3], np.int32),
+        context_lens_S=np.array([3], np.int32),
+        block_tables_SB=np.array([[1]], np.int32),
+        logit_indices=np.array([2]),
+    )
     with torch.inference_mode():
         ids_L, largest_L = executor.greedy(batch, kv_cache)
         logits_LV = executor.logits(executor.wanted(batch, kv_cache))

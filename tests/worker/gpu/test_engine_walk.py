@@ -51,10 +51,12 @@ class Walk:
     def __init__(self, seed: int) -> None:
         self._random = np.random.default_rng(seed)
         self._run = EngineRun(
-            max_num_seqs=MAX_ROWS, max_num_batched_tokens=MAX_TOKENS, max_steps_in_flight=IN_FLIGHT,
+            max_num_seqs=MAX_ROWS,
+            max_num_batched_tokens=MAX_TOKENS,
+            max_steps_in_flight=IN_FLIGHT,
             # Steps with more drafts a row are computed like prefills.
             most_drafts=2 + seed % 2,
-        )  # fmt: skip
+        )
         self.live: dict[int, Request] = {}
         self._waiting: list[tuple[Request, list[int]]] = []
         self._under_way: list[tuple[Begun, list[Request]]] = []

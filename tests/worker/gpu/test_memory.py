@@ -158,8 +158,13 @@ class TestWorstStep:
         changes = inputs.table_changes
         assert changes is not None
         assert list(zip(changes.rows_C.tolist(), changes.places_C.tolist(), strict=True)) == [
-            (0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)
-        ]  # fmt: skip
+            (0, 0),
+            (0, 1),
+            (1, 0),
+            (1, 1),
+            (2, 0),
+            (2, 1),
+        ]
         assert set(changes.block_ids_C.tolist()) == {1}, "the only block there is"
         assert inputs.prompt_scores is not None
         # What follows a row's last token is sampled, so it needs no score.

@@ -81,9 +81,14 @@ class Setting:
 
     def runner(self) -> GpuRunner:
         rows = Rows(
-            max_num_seqs=2, max_num_batched_tokens=8, max_model_len=32, block_size=8, num_blocks=8,
-            vocab_size=VOCAB_SIZE, eos_token_ids=fake_config().eos_token_ids,
-        )  # fmt: skip
+            max_num_seqs=2,
+            max_num_batched_tokens=8,
+            max_model_len=32,
+            block_size=8,
+            num_blocks=8,
+            vocab_size=VOCAB_SIZE,
+            eos_token_ids=fake_config().eos_token_ids,
+        )
         swap_space = GpuSwapSpace(fake_kv_cache(), InterpretedDevice(), 0)
         return GpuRunner(
             self.engine, rows, inference_pb2.ModelInfo(), swap_space=swap_space, max_steps_in_flight=2, ranks=self.ranks

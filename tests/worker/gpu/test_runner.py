@@ -35,16 +35,24 @@ def engine() -> HeldEngine:
 @pytest.fixture
 def runner(engine: HeldEngine) -> GpuRunner:
     rows = Rows(
-        max_num_seqs=4, max_num_batched_tokens=64, max_model_len=128, block_size=8, num_blocks=32,
-        vocab_size=VOCAB_SIZE, eos_token_ids=frozenset({2}),
-    )  # fmt: skip
+        max_num_seqs=4,
+        max_num_batched_tokens=64,
+        max_model_len=128,
+        block_size=8,
+        num_blocks=32,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=frozenset({2}),
+    )
     device = gpu_device()
     path = gpu_backend(torch.float32, device.torch_device)
     kv_cache = KVCache(fake_config(), num_blocks=33, block_size=8, backend=path)
     return GpuRunner(
-        engine, rows, inference_pb2.ModelInfo(name="fake"),
-        swap_space=GpuSwapSpace(kv_cache, device, 2), max_steps_in_flight=3,
-    )  # fmt: skip
+        engine,
+        rows,
+        inference_pb2.ModelInfo(name="fake"),
+        swap_space=GpuSwapSpace(kv_cache, device, 2),
+        max_steps_in_flight=3,
+    )
 
 
 def new_row(row: int, sequence: int, tokens: list[int], blocks: list[int], sampling=GREEDY, **fields):
@@ -107,9 +115,17 @@ def test_a_row_may_be_anothers_before_its_last_result_is_there(runner: GpuRunner
 
 def test_how_a_new_row_samples_is_resolved(runner: GpuRunner, engine: HeldEngine):
     sampling = SamplingParams(
-        temperature=0.5, top_p=0.75, top_k=9, min_p=0.25, seed=2**63 + 1, logprobs=3, min_tokens=4,
-        repetition_penalty=1.5, logit_bias={8: -1.5, 3: 2.0}, stop_token_ids=[9],
-    )  # fmt: skip
+        temperature=0.5,
+        top_p=0.75,
+        top_k=9,
+        min_p=0.25,
+        seed=2**63 + 1,
+        logprobs=3,
+        min_tokens=4,
+        repetition_penalty=1.5,
+        logit_bias={8: -1.5, 3: 2.0},
+        stop_token_ids=[9],
+    )
     row = new_row(2, 1, [*PROMPT, 40], [1, 2], sampling, num_prompt_tokens=11, choice=6)
     begin(runner, 2, new=[row, new_row(3, 2, [7], [3])], num_tokens=[12])
     given, plain = engine.steps[0].inputs.new_rows

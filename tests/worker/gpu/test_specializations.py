@@ -24,22 +24,56 @@ pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="a GPU launches what it 
 
 _ROWS, _TOKENS, _BLOCK = 32, 128, 16
 _LLAMA = {
-    "architectures": ["LlamaForCausalLM"], "vocab_size": 128, "hidden_size": 64, "intermediate_size": 128,
-    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
-    "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "eos_token_id": 2,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "eos_token_id": 2,
+}
 _DEEPSEEK = {
-    "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": 128, "hidden_size": 128, "intermediate_size": 128,
-    "moe_intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 16, "num_key_value_heads": 16,
-    "n_shared_experts": 1, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
-    "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "norm_topk_prob": True, "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc", "q_lora_rank": 64, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
-    "v_head_dim": 32, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "eos_token_id": 2,
-}  # fmt: skip
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "vocab_size": 128,
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "n_shared_experts": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1,
+    "norm_topk_prob": True,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "q_lora_rank": 64,
+    "kv_lora_rank": 64,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "eos_token_id": 2,
+}
 _SAMPLING = (
-    {}, {"temperature": 0.8}, {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01}, {"logprobs": 3},
-    {"presence_penalty": 0.5, "repetition_penalty": 1.2, "min_tokens": 2}, {"logit_bias": {5: 1.0}},
-)  # fmt: skip
+    {},
+    {"temperature": 0.8},
+    {"temperature": 0.8, "top_k": 20, "top_p": 0.9, "min_p": 0.01},
+    {"logprobs": 3},
+    {"presence_penalty": 0.5, "repetition_penalty": 1.2, "min_tokens": 2},
+    {"logit_bias": {5: 1.0}},
+)
 
 
 @dataclass
@@ -85,9 +119,13 @@ class _Plans:
             if not prompts and not decoding:
                 continue
             yield step_pb2.StepPlan(
-                step=step, freed_rows=freed, new_rows=new, rows=[*prompts], num_tokens=[*prompts.values()],
+                step=step,
+                freed_rows=freed,
+                new_rows=new,
+                rows=[*prompts],
+                num_tokens=[*prompts.values()],
                 decode_rows=decodes(*decoding) if decoding else b"",
-            )  # fmt: skip
+            )
             step += 1
 
     def _new(self, row: int, sequence: int, held: _Row) -> step_pb2.NewRow:
@@ -105,9 +143,15 @@ class _Plans:
 def _options(folder: Path, config: dict[str, Any], **options: Any) -> Options:
     (folder / "config.json").write_text(json.dumps(config))
     return Options(
-        model=str(folder), device="cuda", load_format="dummy", max_num_seqs=_ROWS, max_num_batched_tokens=_TOKENS,
-        max_model_len=256, max_steps_in_flight=2, **options,
-    )  # fmt: skip
+        model=str(folder),
+        device="cuda",
+        load_format="dummy",
+        max_num_seqs=_ROWS,
+        max_num_batched_tokens=_TOKENS,
+        max_model_len=256,
+        max_steps_in_flight=2,
+        **options,
+    )
 
 
 @pytest.mark.parametrize(

@@ -107,24 +107,43 @@ def runner_of(device: InterpretedDevice, num_swap_blocks: int = 0) -> GpuRunner:
     executor = GpuExecutor(model)
     cache = KVCache(model.config, num_blocks=31, block_size=8, backend=model.backend)
     engine = GpuEngine(
-        executor, cache, device, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=32, vocab_size=VOCABULARY,
+        executor,
+        cache,
+        device,
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        max_model_len=32,
+        vocab_size=VOCABULARY,
         max_steps_in_flight=2,
-    )  # fmt: skip
+    )
     rows = Rows(
-        max_num_seqs=4, max_model_len=32, block_size=8, num_blocks=30, vocab_size=VOCABULARY,
-        max_num_batched_tokens=16, eos_token_ids=frozenset({VOCABULARY - 1}),
-    )  # fmt: skip
+        max_num_seqs=4,
+        max_model_len=32,
+        block_size=8,
+        num_blocks=30,
+        vocab_size=VOCABULARY,
+        max_num_batched_tokens=16,
+        eos_token_ids=frozenset({VOCABULARY - 1}),
+    )
     return GpuRunner(
-        engine, rows, inference_pb2.ModelInfo(), swap_space=GpuSwapSpace(cache, device, num_swap_blocks),
-        max_steps_in_flight=2, device=device,
-    )  # fmt: skip
+        engine,
+        rows,
+        inference_pb2.ModelInfo(),
+        swap_space=GpuSwapSpace(cache, device, num_swap_blocks),
+        max_steps_in_flight=2,
+        device=device,
+    )
 
 
 def plans(count: int = 3) -> list[step_pb2.StepPlan]:
     new = step_pb2.NewRow(
-        row=0, sequence=1, token_ids=PROMPT, num_prompt_tokens=len(PROMPT), block_ids=[3, 4],
+        row=0,
+        sequence=1,
+        token_ids=PROMPT,
+        num_prompt_tokens=len(PROMPT),
+        block_ids=[3, 4],
         sampling=SamplingParams(temperature=0.0),
-    )  # fmt: skip
+    )
     first = step_pb2.StepPlan(step=1, new_rows=[new], rows=[0], num_tokens=[len(PROMPT)])
     return [first, *(step_pb2.StepPlan(step=2 + i, decode_rows=decodes(0)) for i in range(count))]
 

@@ -87,8 +87,11 @@ def test_steps_wait_for_what_comes_in_and_for_what_they_overwrite(recorded: Reco
     assert recorded.take_calls() == ["wait for out [1, 2] to [0, 1]"]
     space.apply(swaps(out=[(5, 2)], back=[(0, 6)]), np.array([6, 5]))
     assert recorded.take_calls() == [
-        "out [5] to [2]", "in [0] to [6]", "wait for in [0] to [6]", "wait for out [5] to [2]",
-    ]  # fmt: skip
+        "out [5] to [2]",
+        "in [0] to [6]",
+        "wait for in [0] to [6]",
+        "wait for out [5] to [2]",
+    ]
 
 
 def test_copies_that_are_done_keep_nobody_waiting(recorded: RecordingSwap) -> None:

@@ -11,10 +11,21 @@ from worker.model_config import ModelConfig, RopeConfig
 from worker.models.families.llama.model import LlamaModel
 
 CONFIG = ModelConfig(
-    architecture="LlamaForCausalLM", vocab_size=131, hidden_size=64, intermediate_size=96, num_layers=1,
-    num_heads=2, num_kv_heads=1, head_size=64, layer_windows=(9,), qkv_bias=True,
-    rope=RopeConfig(theta=1e4), rms_norm_eps=1e-5, max_position_embeddings=256, tie_word_embeddings=True,
-)  # fmt: skip
+    architecture="LlamaForCausalLM",
+    vocab_size=131,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_size=64,
+    layer_windows=(9,),
+    qkv_bias=True,
+    rope=RopeConfig(theta=1e4),
+    rms_norm_eps=1e-5,
+    max_position_embeddings=256,
+    tie_word_embeddings=True,
+)
 
 
 def _model(kv_cache_dtype: torch.dtype | None) -> LlamaModel:

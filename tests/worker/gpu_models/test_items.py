@@ -48,10 +48,15 @@ SAMPLING = inference_pb2.SamplingParams(temperature=0.0, ignore_eos=True)
 
 def _rows(has_axes: bool) -> Rows:
     return Rows(
-        max_num_seqs=4, max_num_batched_tokens=16, max_model_len=32, block_size=8, num_blocks=30,
-        vocab_size=VOCABULARY, eos_token_ids=frozenset(),
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        max_model_len=32,
+        block_size=8,
+        num_blocks=30,
+        vocab_size=VOCABULARY,
+        eos_token_ids=frozenset(),
         item_tokens=ItemTokens(embedded=frozenset({PLACEHOLDER}), has_axes=has_axes),
-    )  # fmt: skip
+    )
 
 
 def _items(runner_device: torch.device) -> Items:
@@ -84,25 +89,42 @@ def gpu_runner(
     executor, captured = GpuExecutor(model), None
     cache = KVCache(model.config, num_blocks=31, block_size=8, backend=model.backend)
     engine = GpuEngine(
-        executor, cache, device, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=32, vocab_size=VOCABULARY,
-        max_steps_in_flight=2, has_axes=has_axes,
-    )  # fmt: skip
+        executor,
+        cache,
+        device,
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        max_model_len=32,
+        vocab_size=VOCABULARY,
+        max_steps_in_flight=2,
+        has_axes=has_axes,
+    )
     if graphs:
         captured = CapturedGraphs(engine, executor, cache, device, SIZES)
         captured.capture()
         engine.graphs = captured
     runner = GpuRunner(
-        engine, _rows(has_axes), inference_pb2.ModelInfo(), swap_space=GpuSwapSpace(cache, device, 0),
-        max_steps_in_flight=2, device=device, items=_items(device.torch_device),
-    )  # fmt: skip
+        engine,
+        _rows(has_axes),
+        inference_pb2.ModelInfo(),
+        swap_space=GpuSwapSpace(cache, device, 0),
+        max_steps_in_flight=2,
+        device=device,
+        items=_items(device.torch_device),
+    )
     return runner, captured
 
 
 def _new(row: int, tokens: list[int], blocks: list[int], *items: step_pb2.RowItem) -> step_pb2.NewRow:
     return step_pb2.NewRow(
-        row=row, sequence=row + 1, token_ids=tokens, num_prompt_tokens=len(tokens), block_ids=blocks,
-        sampling=SAMPLING, items=items,
-    )  # fmt: skip
+        row=row,
+        sequence=row + 1,
+        token_ids=tokens,
+        num_prompt_tokens=len(tokens),
+        block_ids=blocks,
+        sampling=SAMPLING,
+        items=items,
+    )
 
 
 # A row of text and one with an item; chunks end before the item, within it and behind it; then both decode.

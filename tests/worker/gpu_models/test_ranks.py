@@ -42,10 +42,19 @@ pytestmark = [
 
 # 67 tokens: the first rank has 34, the second 33.
 LLAMA: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "vocab_size": 67, "hidden_size": 64, "intermediate_size": 96,
-    "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64,
-    "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "eos_token_id": 2,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 67,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "eos_token_id": 2,
+}
 # Both ranks hold its single KV head.
 BIASED = {**LLAMA, "num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}
 MIXTRAL = {**LLAMA, "architectures": ["MixtralForCausalLM"], "num_local_experts": 3, "num_experts_per_tok": 2}
@@ -123,10 +132,19 @@ def test_the_likeliest_is_the_whole_vocabularys(tmp_path: Path) -> None:
 
 def _options(model: Path, size: int, level: str) -> Options:
     flags = {
-        "model": str(model), "device": "cuda", "dtype": "float32", "load_format": "dummy", "tensor_parallel_size": size,
-        "block_size": 8, "max_num_seqs": 2, "max_num_batched_tokens": 8, "max_model_len": 32, "num_blocks_override": 8,
-        "max_steps_in_flight": 2, "compilation_config": {"level": level, "cudagraph_capture_sizes": [2, 8]},
-    }  # fmt: skip
+        "model": str(model),
+        "device": "cuda",
+        "dtype": "float32",
+        "load_format": "dummy",
+        "tensor_parallel_size": size,
+        "block_size": 8,
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 8,
+        "max_model_len": 32,
+        "num_blocks_override": 8,
+        "max_steps_in_flight": 2,
+        "compilation_config": {"level": level, "cudagraph_capture_sizes": [2, 8]},
+    }
     return load_options(flags=flags, environ={})
 
 

@@ -63,13 +63,25 @@ def test_old_and_new_names_of_rope_agree(tmp_path: Path) -> None:
     "rope",
     [
         {"rope_type": "linear", "factor": 3.0},
-        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 128},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 128,
+        },
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
-        {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 512, "mscale": 0.7,
-            "mscale_all_dim": 1.0, "beta_fast": 16.0, "truncate": False},
+        {
+            "rope_type": "yarn",
+            "factor": 40.0,
+            "original_max_position_embeddings": 512,
+            "mscale": 0.7,
+            "mscale_all_dim": 1.0,
+            "beta_fast": 16.0,
+            "truncate": False,
+        },
     ],
-)  # fmt: skip
+)
 def test_frequencies_are_those_of_transformers(rope: dict[str, Any]) -> None:
     raw = {"rope_parameters": {"rope_theta": 10000.0, **rope}, "max_position_embeddings": 2048}
     theirs = LlamaConfig(hidden_size=256, num_attention_heads=4, **raw)

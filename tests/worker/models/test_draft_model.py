@@ -57,9 +57,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(model: Path, requests: list[Asked] = REQUESTS, lose_at: int = 0, **changes: object) -> Generated:
     fields: dict[str, object] = {
-        "model": str(model), "dtype": "float32", "block_size": 8, "num_blocks_override": 120, "max_num_seqs": 8,
-        "max_num_batched_tokens": 64, "worker_threads": 1, "max_model_len": 128,
-    }  # fmt: skip
+        "model": str(model),
+        "dtype": "float32",
+        "block_size": 8,
+        "num_blocks_override": 120,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "worker_threads": 1,
+        "max_model_len": 128,
+    }
     options = Options(**(fields | changes))  # type: ignore[arg-type]
     runner = build_cpu_runner(options)
     settings = core_settings(
@@ -158,9 +164,11 @@ def test_the_model_drafts_for_itself_in_fewer_bits(model: Path, steps: int) -> N
     requests = [*REQUESTS, *PENALIZED]
     plain = run(model, requests)
     made = run(
-        model, requests, max_steps_in_flight=steps,
+        model,
+        requests,
+        max_steps_in_flight=steps,
         speculative_config={"model": "same", "quantization": "int8", "method": "draft_model"},
-    )  # fmt: skip
+    )
     assert made.texts == plain.texts
     assert made.logprobs == plain.logprobs
     assert 100 < made.stats.num_accepted_tokens <= made.stats.num_draft_tokens
@@ -218,9 +226,13 @@ def test_another_vocabulary_is_refused_by_name(model: Path, tmp_path: Path) -> N
 
 def test_blocks_of_both_models_share_the_memory(model: Path, twin: Path) -> None:
     given = {
-        "model": str(model), "dtype": "float32", "block_size": 8, "max_num_seqs": 4, "kv_cache_memory": 0.001,
+        "model": str(model),
+        "dtype": "float32",
+        "block_size": 8,
+        "max_num_seqs": 4,
+        "kv_cache_memory": 0.001,
         "worker_threads": 1,
-    }  # fmt: skip
+    }
     alone = build_cpu_runner(Options(**given))  # type: ignore[arg-type]
     both = build_cpu_runner(Options(**given, speculative_config=drafts_of(twin)))  # type: ignore[arg-type]
     # One spare block for each sequence.

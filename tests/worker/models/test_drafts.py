@@ -57,9 +57,15 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
 
 def options(directory: Path, **changes: object) -> Options:
     fields: dict[str, object] = {
-        "model": str(make_tiny_model(directory)), "load_format": "dummy", "dtype": "float32", "block_size": 8,
-        "num_blocks_override": 40, "max_num_seqs": 8, "max_num_batched_tokens": 64, "worker_threads": 1,
-    }  # fmt: skip
+        "model": str(make_tiny_model(directory)),
+        "load_format": "dummy",
+        "dtype": "float32",
+        "block_size": 8,
+        "num_blocks_override": 40,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "worker_threads": 1,
+    }
     return Options(**(fields | changes))  # type: ignore[arg-type]
 
 
@@ -76,11 +82,13 @@ def generate(
     codec, outputs = StepCodec(0), Outputs()
     for group, (prompt, params) in enumerate(zip(PROMPTS, KINDS, strict=True), 1):
         request = GroupRequest(
-            group=group, request_id=str(group), prompt_token_ids=tuple(prompt),
+            group=group,
+            request_id=str(group),
+            prompt_token_ids=tuple(prompt),
             choices=(ChoiceStart(choice=0), ChoiceStart(choice=1)),
             stop=StopRules(max_tokens=NUM_TOKENS, ignore_eos=True),
             sampling=GroupSampling(params, group=group, first_choice=0),
-        )  # fmt: skip
+        )
         assert core.submit(request, 0.0) is None
     plans: list[bytes] = []
     while core.has_work:

@@ -21,10 +21,18 @@ from worker.models.registry import model_class
 from worker.weights.reader import WeightsError
 
 SHAPE: dict[str, Any] = {
-    "vocab_size": 80, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": False, "rope_theta": 10000.0,
-}  # fmt: skip
+    "vocab_size": 80,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "rope_theta": 10000.0,
+}
 _WINDOWS = {"sliding_window": 9, "layer_types": ["sliding_attention", "full_attention"] * 2}
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 _EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
@@ -33,7 +41,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma2": (
         "Gemma2ForCausalLM",
         {
-            **_WINDOWS, "tie_word_embeddings": True, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 3.0,
+            **_WINDOWS,
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 16,
+            "attn_logit_softcapping": 3.0,
             "final_logit_softcapping": 5.0,
         },
         {"attention.sliding_window": 9, "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},
@@ -48,35 +59,48 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "Olmo3ForCausalLM",
         {**_WINDOWS, "rope_scaling": _YARN},
         {
-            "attention.sliding_window": 9, "attention.sliding_window_pattern": [True, False] * 2,
-            "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32,
+            "attention.sliding_window": 9,
+            "attention.sliding_window_pattern": [True, False] * 2,
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 32,
         },
     ),
     "smollm3": ("SmolLM3ForCausalLM", {}, {}),
     "phi3": ("Phi3ForCausalLM", {"sliding_window": 9}, {"attention.sliding_window": 9}),
     "glm4": (
-        "Glm4ForCausalLM", {"partial_rotary_factor": 0.5, "attention_bias": True}, {"rope.dimension_count": 8},
+        "Glm4ForCausalLM",
+        {"partial_rotary_factor": 0.5, "attention_bias": True},
+        {"rope.dimension_count": 8},
     ),
     "llama": (
-        "MixtralForCausalLM", {"num_local_experts": 5, "num_experts_per_tok": 2},
+        "MixtralForCausalLM",
+        {"num_local_experts": 5, "num_experts_per_tok": 2},
         {"expert_count": 5, "expert_used_count": 2},
     ),
     "qwen2moe": (
-        "Qwen2MoeForCausalLM", {**_EXPERTS, "norm_topk_prob": False, "shared_expert_intermediate_size": 32},
+        "Qwen2MoeForCausalLM",
+        {**_EXPERTS, "norm_topk_prob": False, "shared_expert_intermediate_size": 32},
         {**_EXPERT_METADATA, "expert_shared_feed_forward_length": 32},
     ),
     "qwen3moe": ("Qwen3MoeForCausalLM", {**_EXPERTS, "norm_topk_prob": True}, _EXPERT_METADATA),
     "gpt-oss": (
         "GptOssForCausalLM",
         {
-            **_WINDOWS, "num_local_experts": 5, "experts_per_token": 3, "rope_scaling": {**_YARN, "truncate": False},
+            **_WINDOWS,
+            "num_local_experts": 5,
+            "experts_per_token": 3,
+            "rope_scaling": {**_YARN, "truncate": False},
         },
         {
-            "expert_count": 5, "expert_used_count": 3, "expert_feed_forward_length": 96, "attention.sliding_window": 9,
-            "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 32,
+            "expert_count": 5,
+            "expert_used_count": 3,
+            "expert_feed_forward_length": 96,
+            "attention.sliding_window": 9,
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 32,
         },
     ),
-}  # fmt: skip
+}
 
 
 def write_model(directory: Path, architecture: str, fields: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -95,9 +119,14 @@ def test_a_gguf_file_gives_what_safetensors_give(family: str, tmp_path: Path) ->
     arch = "olmo2" if family == "olmo3" else family
     scaling = "yarn" if "rope_scaling" in fields else None
     file = write_gguf(
-        tmp_path / "model.gguf", tmp_path, Kind.F32, arch=arch, metadata=metadata, rope_scaling=scaling,
+        tmp_path / "model.gguf",
+        tmp_path,
+        Kind.F32,
+        arch=arch,
+        metadata=metadata,
+        rope_scaling=scaling,
         pairs_neighbours=True if family == "llama" else None,
-    )  # fmt: skip
+    )
     logits = []
     for path in (tmp_path, file):
         run = ModelRun(load_model(resolve_model(str(path)), dtype=torch.float32))
@@ -111,9 +140,13 @@ def test_experts_in_mxfp4_are_read_one_by_one(tmp_path: Path) -> None:
     tensors = write_model(tmp_path, architecture, fields)
     prefix = "model.layers.1.mlp.experts"
     file = write_gguf(
-        tmp_path / "model.gguf", tmp_path, Kind.F32, arch="gpt-oss", others={f"{prefix}.up_proj.weight": Kind.MXFP4},
+        tmp_path / "model.gguf",
+        tmp_path,
+        Kind.F32,
+        arch="gpt-oss",
+        others={f"{prefix}.up_proj.weight": Kind.MXFP4},
         metadata=metadata,
-    )  # fmt: skip
+    )
     source = GGUFSource(file)
     for expert in range(5):
         values = tensors[name := f"{prefix}.{expert}.up_proj.weight"].numpy()

@@ -20,10 +20,19 @@ from worker.weights.reader import WeightsError
 from worker.weights.safetensors_source import SafetensorsSource
 
 SHAPE: dict[str, Any] = {
-    "vocab_size": 131, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "num_local_experts": 3,
-    "num_experts_per_tok": 2, "sliding_window": 9, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-}  # fmt: skip
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+    "sliding_window": 9,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+}
 MXFP4 = {"quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}}
 
 

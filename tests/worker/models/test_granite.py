@@ -13,8 +13,11 @@ from worker.models.families.granite.config import granite_dense_fields, granite_
 from worker.models.loader import load_model
 
 CONFIG: dict[str, Any] = {
-    "max_position_embeddings": 64, "rms_norm_eps": 0.01, "shared_intermediate_size": 24, "num_local_experts": 0,
-}  # fmt: skip
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 0.01,
+    "shared_intermediate_size": 24,
+    "num_local_experts": 0,
+}
 
 
 @pytest.mark.parametrize("position_embedding_type", ["rope", None])
@@ -22,12 +25,22 @@ def test_a_dense_model_of_granite_4(position_embedding_type: str | None, tmp_pat
     torch.manual_seed(0)
     model = GraniteMoeHybridForCausalLM(
         GraniteMoeHybridConfig(
-            **CONFIG, vocab_size=131, hidden_size=48, intermediate_size=1, num_hidden_layers=2, num_attention_heads=6,
-            num_key_value_heads=2, layer_types=["full_attention"] * 2, mamba_n_heads=12,
-            position_embedding_type=position_embedding_type, residual_multiplier=0.4, embedding_multiplier=3.0,
-            attention_multiplier=0.3, logits_scaling=2.0,
+            **CONFIG,
+            vocab_size=131,
+            hidden_size=48,
+            intermediate_size=1,
+            num_hidden_layers=2,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            layer_types=["full_attention"] * 2,
+            mamba_n_heads=12,
+            position_embedding_type=position_embedding_type,
+            residual_multiplier=0.4,
+            embedding_multiplier=3.0,
+            attention_multiplier=0.3,
+            logits_scaling=2.0,
         )
-    ).eval()  # fmt: skip
+    ).eval()
     for name, parameter in model.named_parameters():
         parameter.data.normal_(1.0 if "norm" in name else 0.0, 0.2)
     model.save_pretrained(tmp_path)

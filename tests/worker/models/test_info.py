@@ -13,9 +13,13 @@ from worker.models.info import cpu_kernels, default_sampling, fingerprint, gpu_k
 
 def of(kernels: str, *, tensor_size: int = 1, whole_experts: bool = False) -> str:
     return fingerprint(
-        weights_digest="abc", dtype="bfloat16", quantization="none", kernels=kernels, tensor_size=tensor_size,
+        weights_digest="abc",
+        dtype="bfloat16",
+        quantization="none",
+        kernels=kernels,
+        tensor_size=tensor_size,
         whole_experts=whole_experts,
-    )  # fmt: skip
+    )
 
 
 def test_another_gpu_is_another_replica():

@@ -83,11 +83,17 @@ def _frames(size: tuple[int, ...]) -> list[Any]:
 
 def options_of(family: Family, **changes: Any) -> Options:
     values: dict[str, Any] = {
-        "model": str(family.directory), "dtype": "float32", "num_blocks_override": 200, "block_size": 8,
-        "max_num_batched_tokens": 256, "max_num_seqs": 8, "max_model_len": 300, "worker_threads": 1,
+        "model": str(family.directory),
+        "dtype": "float32",
+        "num_blocks_override": 200,
+        "block_size": 8,
+        "max_num_batched_tokens": 256,
+        "max_num_seqs": 8,
+        "max_model_len": 300,
+        "worker_threads": 1,
         "weight_cache": 0,
         "limit_mm_per_prompt": LIMITS,
-    }  # fmt: skip
+    }
     return Options(**(values | changes))
 
 

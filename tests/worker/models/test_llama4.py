@@ -41,7 +41,10 @@ TEXT: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0,
     "rope_scaling": {
-        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
     },
     "num_local_experts": 3,
@@ -54,7 +57,7 @@ TEXT: dict[str, Any] = {
     "attn_scale": 0.1,
     "floor_scale": 100,
     "eos_token_id": [7, 8],
-}  # fmt: skip
+}
 WHOLE: dict[str, Any] = {
     "architectures": ["Llama4ForConditionalGeneration"],
     "model_type": "llama4",

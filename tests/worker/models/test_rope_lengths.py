@@ -12,13 +12,20 @@ from tests.support.models.model_runs import ModelRun, relative_error
 from worker.models.loader import load_model
 
 SHAPE: dict[str, Any] = {
-    "vocab_size": 131, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 6,
-    "num_key_value_heads": 2, "max_position_embeddings": 64,
-}  # fmt: skip
+    "vocab_size": 131,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
 LONGROPE = {
-    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
     "long_factor": [1.5, 2.5, 7.0, 9.0],
-}  # fmt: skip
+}
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 3.0}
 
 

@@ -42,9 +42,15 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def run(model: Path, requests: list[Asked] = REQUESTS, lose_at: int = 0, **changes: object) -> Generated:
     fields: dict[str, object] = {
-        "model": str(model), "dtype": "float32", "block_size": 8, "num_blocks_override": 120, "max_num_seqs": 8,
-        "max_num_batched_tokens": 64, "worker_threads": 1, "max_model_len": 128,
-    }  # fmt: skip
+        "model": str(model),
+        "dtype": "float32",
+        "block_size": 8,
+        "num_blocks_override": 120,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "worker_threads": 1,
+        "max_model_len": 128,
+    }
     options = Options(**(fields | changes))  # type: ignore[arg-type]
     runner = build_cpu_runner(options)
     settings = core_settings(options, runner.model_info, runner.num_swap_blocks)

@@ -79,9 +79,12 @@ def _prompt(pair: Pair, parts: Sequence[int | Image.Image | list[Image.Image]], 
         frames = part if isinstance(part, list) else [part]
         is_video = isinstance(part, list)
         size = ItemSize(
-            kind=ITEM_KIND_VIDEO if is_video else ITEM_KIND_IMAGE, width=frames[0].width, height=frames[0].height,
-            num_frames=len(frames), frames_per_second=rate if is_video else 0.0,
-        )  # fmt: skip
+            kind=ITEM_KIND_VIDEO if is_video else ITEM_KIND_IMAGE,
+            width=frames[0].width,
+            height=frames[0].height,
+            num_frames=len(frames),
+            frames_per_second=rate if is_video else 0.0,
+        )
         layout = encoder.recipe.layout(size)
         spans.append(_Span(len(token_ids), len(layout.token_ids), layout.grid, layout.time_step))
         token_ids += layout.token_ids

@@ -31,10 +31,17 @@ from worker.parallel.axes import Axes
 from worker.parallel.groups import Groups
 
 SHAPE: dict[str, Any] = {
-    "vocab_size": 131, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 4, "head_dim": 32, "max_position_embeddings": 256, "rope_theta": 10000.0,
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "rope_theta": 10000.0,
     "num_experts_per_tok": 2,
-}  # fmt: skip
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "Llama4ForCausalLM": {
         "num_local_experts": 5,
@@ -155,8 +162,12 @@ def test_models_whose_experts_do_not_fit_are_refused(
 ) -> None:
     model = _make(tmp_path, architecture, **changes)
     options = Options(
-        model=str(model), load_format="dummy", dtype="float32", weight_cache=0, tensor_parallel_size=4,
+        model=str(model),
+        load_format="dummy",
+        dtype="float32",
+        weight_cache=0,
+        tensor_parallel_size=4,
         enable_expert_parallel=True,
-    )  # fmt: skip
+    )
     with pytest.raises((PermanentError, ValueError), match=message):
         build_cpu_runner(options, rank=1)

@@ -45,9 +45,12 @@ class Mixture:
         self, num_experts: int, top_k: int, groups: Groups, backend: Backend = WHOLE_PATH, *, num_redundant: int = 0
     ) -> None:
         experts = ExpertsConfig(
-            num_experts=num_experts, num_experts_per_token=top_k, intermediate_size=INTERMEDIATE_SIZE, renormalize=True,
+            num_experts=num_experts,
+            num_experts_per_token=top_k,
+            intermediate_size=INTERMEDIATE_SIZE,
+            renormalize=True,
             layers=(True,),
-        )  # fmt: skip
+        )
         self._config = fake_config(hidden_size=HIDDEN_SIZE, experts=experts)
         self._groups, self._load = groups, ExpertLoad(experts, range(1))
         shard = Shard(groups.tensor.rank, groups.tensor.size)
@@ -88,10 +91,15 @@ class Mixture:
 
     def _run(self, stream: Stream, num_tokens_D: Sequence[int]) -> None:
         context = ForwardContext(
-            kv_cache=KVCache(self._config, num_blocks=2, block_size=8, backend=WHOLE_PATH), slots_T=torch.empty(0),
-            cos_sin_tables=(), attention_plans={}, workspace=Workspace(self._path), groups=self._groups,
-            num_tokens_D=num_tokens_D, expert_load=self._load,
-        )  # fmt: skip
+            kv_cache=KVCache(self._config, num_blocks=2, block_size=8, backend=WHOLE_PATH),
+            slots_T=torch.empty(0),
+            cos_sin_tables=(),
+            attention_plans={},
+            workspace=Workspace(self._path),
+            groups=self._groups,
+            num_tokens_D=num_tokens_D,
+            expert_load=self._load,
+        )
         with torch.inference_mode(), forward_context(context):
             self._mixture.add_to_(stream)
 

@@ -64,9 +64,16 @@ def _ranks(
 
     def rank(number: int) -> Any:
         group = NcclGroup(
-            "tensor group", FileStore(str(directory / "store"), size), number, size,
-            device=GPU, batch_invariant=batch_invariant, host="127.0.0.1", connect_timeout=60, call_timeout=30,
-        )  # fmt: skip
+            "tensor group",
+            FileStore(str(directory / "store"), size),
+            number,
+            size,
+            device=GPU,
+            batch_invariant=batch_invariant,
+            host="127.0.0.1",
+            connect_timeout=60,
+            call_timeout=30,
+        )
         all_connected.wait(60)
         return of_rank(group, group._group)
 

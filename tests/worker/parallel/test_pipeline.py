@@ -158,9 +158,12 @@ def _logprob(each: object) -> float:
 
 def _run(runner: StepRunner, sizes: Sizes, num_stages: int, mode: Any) -> tuple[Outcome, Engine]:
     options = Options(
-        block_size=8, max_num_seqs=sizes.max_num_seqs, max_num_batched_tokens=sizes.max_num_batched_tokens,
-        pipeline_parallel_size=num_stages, preemption_mode=mode,
-    )  # fmt: skip
+        block_size=8,
+        max_num_seqs=sizes.max_num_seqs,
+        max_num_batched_tokens=sizes.max_num_batched_tokens,
+        pipeline_parallel_size=num_stages,
+        preemption_mode=mode,
+    )
     engine = Engine(runner, options)
     outcome = Outcome()
     # In the second turn prefixes are known, and blocks hold what earlier sequences left there.
@@ -180,9 +183,11 @@ def test_through_a_scheduler_stages_say_what_one_says(tmp_path: Path, num_stages
     model = make_model(tmp_path, "Qwen2ForCausalLM")
     in_flight = num_stages + 1
     sizes = Sizes(
-        num_blocks=17, num_swap_blocks=20 if mode == "swap" else 0, max_num_batched_tokens=24,
+        num_blocks=17,
+        num_swap_blocks=20 if mode == "swap" else 0,
+        max_num_batched_tokens=24,
         max_steps_in_flight=in_flight,
-    )  # fmt: skip
+    )
     expected, _ = _run(make_runner(model, Stage(), sizes), sizes, 1, mode)
     runners = [make_runner(model, Stage(index, num_stages), sizes) for index in range(num_stages)]
     stages = Stages(runners, tmp_path, max_steps_in_flight=in_flight)

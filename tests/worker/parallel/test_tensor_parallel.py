@@ -25,30 +25,58 @@ from worker.parallel.groups import Groups
 from worker.weights.quantization.kinds import QuantizationOption
 
 SHAPE: dict[str, Any] = {
-    "vocab_size": 131, "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, "num_attention_heads": 6,
-    "num_key_value_heads": 3, "head_dim": 32, "max_position_embeddings": 256, "rope_theta": 10000.0,
-}  # fmt: skip
+    "vocab_size": 131,
+    "hidden_size": 64,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "rope_theta": 10000.0,
+}
 FAMILIES: dict[str, dict[str, Any]] = {
     "DeepseekV3ForCausalLM": {
-        "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 24,
-        "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "n_shared_experts": 1,
-        "n_group": 3, "topk_group": 2, "first_k_dense_replace": 1, "norm_topk_prob": True,
+        "q_lora_rank": 32,
+        "kv_lora_rank": 32,
+        "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 24,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 96,
+        "n_shared_experts": 1,
+        "n_group": 3,
+        "topk_group": 2,
+        "first_k_dense_replace": 1,
+        "norm_topk_prob": True,
         "routed_scaling_factor": 2.5,
     },
     "Gemma3ForCausalLM": {"sliding_window": 9, "sliding_window_pattern": 2},
     "Llama4ForCausalLM": {
-        "intermediate_size_mlp": 96, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_layers": [1],
-        "no_rope_layers": [1, 0], "attention_chunk_size": 9, "floor_scale": 4,
+        "intermediate_size_mlp": 96,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_layers": [1],
+        "no_rope_layers": [1, 0],
+        "attention_chunk_size": 9,
+        "floor_scale": 4,
     },
     "LlamaForCausalLM": {
-        "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+        "num_key_value_heads": 2,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
     },
     "Qwen2ForCausalLM": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1},
     "Qwen3MoeForCausalLM": {
-        "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 96, "norm_topk_prob": True,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 96,
+        "norm_topk_prob": True,
         "mlp_only_layers": [1],
     },
-}  # fmt: skip
+}
 
 
 def _make(directory: Path, architecture: str, **changes: int) -> Path:

@@ -175,9 +175,14 @@ def test_logits_that_are_not_finite_fail_their_row_alone(
     for row in range(3):
         # A penalty would make the infinite logit of a known token finite.
         give(
-            state, row, prompt=(50,), temperature=temperature, seed=row, logprobs=2,
+            state,
+            row,
+            prompt=(50,),
+            temperature=temperature,
+            seed=row,
+            logprobs=2,
             repetition_penalty=1.5 if adjusted else 1.0,
-        )  # fmt: skip
+        )
     expected = draw_rows(state, logits, [0, 1, 2], [0, 0, 0], kernels).token_ids_N.tolist()
     logits[1, 50] = bad
     result = draw_rows(state, logits, [0, 1, 2], [0, 0, 0], kernels)

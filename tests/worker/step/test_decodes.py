@@ -26,22 +26,31 @@ LENGTHS = {0: 3, 2: 8, 3: 9, 5: 17}
 
 def make_rows() -> tuple[Rows, InputBatch]:
     rows = Rows(
-        max_num_seqs=6, max_num_batched_tokens=32, max_model_len=40, block_size=8, num_blocks=40,
-        vocab_size=VOCAB_SIZE, eos_token_ids=frozenset(),
-    )  # fmt: skip
+        max_num_seqs=6,
+        max_num_batched_tokens=32,
+        max_model_len=40,
+        block_size=8,
+        num_blocks=40,
+        vocab_size=VOCAB_SIZE,
+        eos_token_ids=frozenset(),
+    )
     free = np.random.default_rng(0).permutation(np.arange(1, 41)).tolist()
     rows.apply(
         step_pb2.StepPlan(
             new_rows=[
                 step_pb2.NewRow(
-                    row=row, sequence=100 + row, token_ids=range(row, row + length), num_prompt_tokens=length - row % 2,
-                    num_computed_tokens=length - 1, block_ids=[free.pop() for _ in range(-(-length // 8))],
+                    row=row,
+                    sequence=100 + row,
+                    token_ids=range(row, row + length),
+                    num_prompt_tokens=length - row % 2,
+                    num_computed_tokens=length - 1,
+                    block_ids=[free.pop() for _ in range(-(-length // 8))],
                     sampling=inference_pb2.SamplingParams(temperature=0.0),
                 )
                 for row, length in LENGTHS.items()
             ]
         )
-    )  # fmt: skip
+    )
     return rows, InputBatch(max_tokens=32, max_rows=6, max_blocks=5)
 
 
@@ -65,10 +74,15 @@ def numbers(batch: InputBatch) -> dict[str, object]:
     return {
         name: getattr(batch, name).tolist()
         for name in (
-            "token_ids_T", "positions_T", "slots_T", "query_starts", "context_lens_S", "block_tables_SB",
+            "token_ids_T",
+            "positions_T",
+            "slots_T",
+            "query_starts",
+            "context_lens_S",
+            "block_tables_SB",
             "logit_indices",
         )
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("named", [(0,), (5, 2, 0, 3), (3, 0), (2, 3, 5)])

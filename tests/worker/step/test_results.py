@@ -15,11 +15,15 @@ KINDS = {
     "sampled": SamplingParams(temperature=1.0, top_p=0.9, seed=4),
     # Each token changes the logits of the next one.
     "penalties": SamplingParams(
-        temperature=1.0, seed=4, repetition_penalty=1.7, presence_penalty=1.0, frequency_penalty=2.0,
+        temperature=1.0,
+        seed=4,
+        repetition_penalty=1.7,
+        presence_penalty=1.0,
+        frequency_penalty=2.0,
         logit_bias={POISON: -100.0},
     ),
     "min_tokens": SamplingParams(temperature=2.0, seed=8, min_tokens=9, logit_bias={2: 9.0, POISON: -100.0}),
-}  # fmt: skip
+}
 
 
 def start(sampling: SamplingParams, prompt: list[int] = PROMPT) -> tuple[Runner, list[int]]:
@@ -82,11 +86,15 @@ def test_a_row_without_drafts_beside_one_with_and_logprobs_of_each_token():
     runner = fake_runner()
     rows = [
         step_pb2.NewRow(
-            row=row, sequence=10 + row, token_ids=PROMPT[row:], num_prompt_tokens=7 - row, sampling=greedy,
+            row=row,
+            sequence=10 + row,
+            token_ids=PROMPT[row:],
+            num_prompt_tokens=7 - row,
+            sampling=greedy,
             block_ids=range(1 + 5 * row, 6 + 5 * row),
         )
         for row in range(3)
-    ]  # fmt: skip
+    ]
     first = said(runner.execute(step_pb2.StepPlan(new_rows=rows, rows=[0, 1, 2], num_tokens=[7, 6, 5])))
     alone, tokens = start(greedy)
     assert tokens == first.token_ids[:1]

@@ -15,17 +15,25 @@ from worker.step.rows import Rows
 
 def make_rows(**changes: Any) -> Rows:
     sizes = {
-        "max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": 40, "block_size": 8, "num_blocks": 12,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 32,
+        "max_model_len": 40,
+        "block_size": 8,
+        "num_blocks": 12,
         "vocab_size": 50,
-    }  # fmt: skip
+    }
     return Rows(**{**sizes, **changes}, eos_token_ids=frozenset({2}))
 
 
 def new_row(row: int = 0, sequence: int = 1, tokens: int = 10, **changes) -> step_pb2.NewRow:
     fields = {
-        "row": row, "sequence": sequence, "token_ids": list(range(1, tokens + 1)), "num_prompt_tokens": tokens,
-        "block_ids": range(1, 2 + tokens // 8), "sampling": inference_pb2.SamplingParams(temperature=0.0),
-    }  # fmt: skip
+        "row": row,
+        "sequence": sequence,
+        "token_ids": list(range(1, tokens + 1)),
+        "num_prompt_tokens": tokens,
+        "block_ids": range(1, 2 + tokens // 8),
+        "sampling": inference_pb2.SamplingParams(temperature=0.0),
+    }
     return step_pb2.NewRow(**{**fields, **changes})
 
 
@@ -265,13 +273,15 @@ BROKEN = {
     ),
     "sampling.logit_bias names token 50": plan(
         new_row(1, 9, sampling=inference_pb2.SamplingParams(temperature=0.0, logit_bias={50: 1.0})),
-        rows=[1], num_tokens=[1],
+        rows=[1],
+        num_tokens=[1],
     ),
     "sampling.stop_token_ids names token 77": plan(
         new_row(1, 9, sampling=inference_pb2.SamplingParams(temperature=0.0, stop_token_ids=[77])),
-        rows=[1], num_tokens=[1],
+        rows=[1],
+        num_tokens=[1],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("message", BROKEN)

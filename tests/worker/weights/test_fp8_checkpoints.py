@@ -76,8 +76,11 @@ def test_layers_left_out_embeddings_norms_and_the_head_stay_floats(tmp_path: Pat
     reader = _reader(_source(checkpoint.path))
     norm, embeddings, head = "model.norm.weight", "model.embed_tokens.weight", "lm_head.weight"
     for name, taken in {
-        DOWN: reader.weight(DOWN), norm: reader(norm), embeddings: reader(embeddings), head: reader.head_weight(head)
-    }.items():  # fmt: skip
+        DOWN: reader.weight(DOWN),
+        norm: reader(norm),
+        embeddings: reader(embeddings),
+        head: reader.head_weight(head),
+    }.items():
         assert isinstance(taken, torch.Tensor)
         assert torch.equal(taken, checkpoint.floats[name].bfloat16())
 
@@ -226,9 +229,11 @@ def test_a_cpu_refuses_fp8_and_says_that_int8_works(tmp_path: Path) -> None:
 
 def test_a_gpu_without_e4m3_is_refused_fp8_and_auto_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     ampere = Backend(
-        name="triton-sm80-bfloat16", compute_dtype=torch.bfloat16, kv_cache_dtype=torch.bfloat16,
+        name="triton-sm80-bfloat16",
+        compute_dtype=torch.bfloat16,
+        kv_cache_dtype=torch.bfloat16,
         gpu=GpuBackend(device=torch.device("cuda")),
-    )  # fmt: skip
+    )
     monkeypatch.setattr(checks, "_capability", lambda device: 80)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100")
     assert resolve_quantization("auto", "fp8", ampere) == "none"

@@ -26,9 +26,15 @@ from worker.weights.source import SourceReader
 EMBEDDINGS = "model.embed_tokens.weight"
 ATTENTION = "model.layers.0.self_attn"
 SHAPE: dict[str, Any] = {
-    "vocab_size": 80, "hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 128,
-}  # fmt: skip
+    "vocab_size": 80,
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 128,
+}
 
 
 @pytest.fixture(scope="module")
@@ -151,9 +157,14 @@ def test_rows_of_q_and_k_come_in_the_order_that_floats_come_in(
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_file_in_as_many_bits_is_kept_to_the_bit_and_others_are_made_from_its_floats(
-    directory: Path, tmp_path: Path, stored: Kind, quantization: Quantization, kind: type, is_kept: bool,
+    directory: Path,
+    tmp_path: Path,
+    stored: Kind,
+    quantization: Quantization,
+    kind: type,
+    is_kept: bool,
     dtype: torch.dtype,
-) -> None:  # fmt: skip
+) -> None:
     """This holds for each model dtype: an intermediate rounding to bf16 would show."""
     source = GGUFSource(write_gguf(tmp_path / "m.gguf", directory, stored, arch="llama"))
     reader = _reader(source, quantization, dtype)

@@ -20,9 +20,16 @@ from worker.weights.quantization.methods import stored_quantization
 from worker.weights.reader import WeightsError
 
 SHAPE: dict[str, Any] = {
-    "vocab_size": 90, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 2,
-    "num_key_value_heads": 1, "head_dim": 64, "max_position_embeddings": 128, "tie_word_embeddings": False,
-}  # fmt: skip
+    "vocab_size": 90,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+}
 Q = "model.layers.0.self_attn.q_proj"
 
 
@@ -44,25 +51,41 @@ def _cut(tensors: Tensors, name: str) -> None:
 
 Edit = Callable[[Tensors], object]
 DAMAGES: list[tuple[str, Edit, str]] = [
-    ("awq-32", lambda t: t.pop(f"{Q}.scales"), rf"lacks 1 tensors of 7 quantized weights: {Q}\.scales; "
-        r"config\.json says awq, 4 bits, groups of 32"),
+    (
+        "awq-32",
+        lambda t: t.pop(f"{Q}.scales"),
+        rf"lacks 1 tensors of 7 quantized weights: {Q}\.scales; "
+        r"config\.json says awq, 4 bits, groups of 32",
+    ),
     ("awq-32", lambda t: t.pop(f"{Q}.qzeros"), rf"lacks 1 tensors of 7 quantized weights: {Q}\.qzeros"),
     ("awq-32", lambda t: t.pop(f"{Q}.qweight"), rf"lacks 1 tensors of 7 quantized weights: {Q}\.qweight"),
-    ("awq-32", lambda t: _cut(t, "scales"),
+    (
+        "awq-32",
+        lambda t: _cut(t, "scales"),
         rf"{Q}\.scales has shape \[3, 128\]; \[4, 128\] is expected beside {Q}\.qweight of shape \[128, 16\], because "
-        "config.json says group_size=32"),
+        "config.json says group_size=32",
+    ),
     ("awq-32", lambda t: _cut(t, "qweight"), rf"{Q}\.weight has shape \[128, 127\]; the config asks for \[128, 128\]"),
-    ("awq-32", lambda t: t.update({f"{Q}.qweight": t[f"{Q}.qweight"].long()}),
-        rf"{Q}\.qweight is stored as I64; I32 is expected"),
+    (
+        "awq-32",
+        lambda t: t.update({f"{Q}.qweight": t[f"{Q}.qweight"].long()}),
+        rf"{Q}\.qweight is stored as I64; I32 is expected",
+    ),
     ("awq-32", lambda t: t[f"{Q}.scales"][1, 3].fill_(torch.nan), rf"{Q}\.scales holds nan; scales must be finite"),
     ("gptq-4-64-act-order", lambda t: t.pop(f"{Q}.g_idx"), rf"lacks 1 tensors of 7 quantized weights: {Q}\.g_idx"),
-    ("gptq-4-64-act-order", lambda t: t[f"{Q}.g_idx"][5].fill_(2),
-        rf"{Q}\.g_idx names groups 0 to 2; groups of 64 of 128 inputs are 0 to 1"),
+    (
+        "gptq-4-64-act-order",
+        lambda t: t[f"{Q}.g_idx"][5].fill_(2),
+        rf"{Q}\.g_idx names groups 0 to 2; groups of 64 of 128 inputs are 0 to 1",
+    ),
     ("gptq-4-64-act-order", lambda t: _cut(t, "g_idx"), rf"{Q}\.g_idx has shape \[127\]; \[128\] is expected"),
     ("gptq-8-128", lambda t: _cut(t, "qzeros"), rf"{Q}\.qzeros has shape \[0, 32\]; \[1, 32\] is expected"),
     ("w4a16-128", lambda t: t.pop(f"{Q}.weight_scale"), rf"lacks 1 tensors of 7 quantized weights: {Q}\.weight_scale"),
-    ("w4a16-128", lambda t: t[f"{Q}.weight_shape"][1].fill_(120),
-        rf"{Q}\.weight_packed has shape \[128, 16\]; \[128, 15\] is expected for a weight of shape \[128, 120\]"),
+    (
+        "w4a16-128",
+        lambda t: t[f"{Q}.weight_shape"][1].fill_(120),
+        rf"{Q}\.weight_packed has shape \[128, 16\]; \[128, 15\] is expected for a weight of shape \[128, 120\]",
+    ),
     ("w4a16-128", lambda t: t[f"{Q}.weight_shape"].fill_(-1), rf"{Q}\.weight_shape holds \[-1, -1\]"),
     ("w4a16-32-asymmetric", lambda t: t.pop(f"{Q}.weight_zero_point"), rf"quantized weights: {Q}\.weight_zero_point"),
     ("nf4", lambda t: t.pop(f"{Q}.weight.absmax"), rf"lacks 1 tensors of 7 quantized weights: {Q}\.weight\.absmax"),
@@ -75,7 +98,7 @@ DAMAGES: list[tuple[str, Edit, str]] = [
     ("llm-int8", lambda t: t.pop(f"{Q}.SCB"), rf"lacks 1 tensors of 7 quantized weights: {Q}\.SCB"),
     ("mxfp4-packed", lambda t: t[f"{Q}.weight_scale"][3, 1].fill_(255), rf"{Q}\.weight_scale holds 255, which is NaN"),
     ("mxfp4-packed", lambda t: _cut(t, "weight_packed"), rf"{Q}\.weight_packed has shape \[127, 64\]; \[128, 64\] is"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("name", "edit", "says"), DAMAGES)
@@ -144,12 +167,14 @@ AWQ, GPTQ, NF4 = (dict(LAYOUTS[name].config) for name in ("awq-128", "gptq-4-128
         (_compressed(group_size=12), r"config_groups\.group_0: group_size=12 is not supported"),
         (_compressed(strategy="tensor"), r"strategy='tensor' in format=pack-quantized is not supported; group, chan"),
         (_compressed(type="float"), r"float weights in format=pack-quantized are not supported; int is"),
-        (_compressed() | {"format": "mxfp4-pack-quantized"},
-            r"int weights of 4 bits in groups of 128 are not supported in format=mxfp4-pack-quantized; float"),
+        (
+            _compressed() | {"format": "mxfp4-pack-quantized"},
+            r"int weights of 4 bits in groups of 128 are not supported in format=mxfp4-pack-quantized; float",
+        ),
         (NF4 | {"bnb_4bit_quant_type": "nf3"}, r"bnb_4bit_quant_type='nf3' is not supported; nf4 and fp4 are"),
         (NF4 | {"load_in_8bit": True}, r"load_in_4bit=True, load_in_8bit=True: one of them must be true"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_supported_is_named_with_what_is(quantization: Any, says: str) -> None:
     with pytest.raises(ValueError, match=rf"quantization_config.*{says}"):
         stored_quantization({"quantization_config": quantization})

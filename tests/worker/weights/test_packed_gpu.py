@@ -17,9 +17,16 @@ from tests.support.models.model_runs import relative_error
 from worker.models.loader import LoadedModel, load_model
 
 SHAPE: dict[str, Any] = {
-    "vocab_size": 90, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 1,
-    "num_key_value_heads": 1, "head_dim": 64, "max_position_embeddings": 64, "tie_word_embeddings": False,
-}  # fmt: skip
+    "vocab_size": 90,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
 TOKENS = [3, 1, 4, 1, 5, 9]
 
 
@@ -36,9 +43,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _load(path: Path, quantization: Any = "auto") -> LoadedModel:
     return load_model(
-        resolve_model(str(path)), dtype=torch.float32, quantization=quantization,
+        resolve_model(str(path)),
+        dtype=torch.float32,
+        quantization=quantization,
         make_backend=lambda config: gpu_backend(torch.float32, torch.device(DEVICE)),
-    )  # fmt: skip
+    )
 
 
 def _logits(loaded: LoadedModel) -> torch.Tensor:

@@ -30,9 +30,16 @@ from worker.weights.safetensors_source import SafetensorsSource
 from worker.weights.source import SourceReader
 
 SHAPE: dict[str, Any] = {
-    "vocab_size": 90, "hidden_size": 192, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 3,
-    "num_key_value_heads": 1, "head_dim": 64, "max_position_embeddings": 128, "tie_word_embeddings": False,
-}  # fmt: skip
+    "vocab_size": 90,
+    "hidden_size": 192,
+    "intermediate_size": 256,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+}
 # 192 inputs end within a group of 128.
 Q, OUTPUT, DOWN = (
     f"model.layers.1.{name}.weight" for name in ("self_attn.q_proj", "self_attn.o_proj", "mlp.down_proj")

@@ -12,8 +12,10 @@ WEIGHTS = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": Tru
 INPUTS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
 GROUP = {"targets": ["Linear"], "weights": WEIGHTS, "input_activations": INPUTS}
 COMPRESSED: dict[str, Any] = {
-    "quant_method": "compressed-tensors", "format": "int-quantized", "config_groups": {"group_0": GROUP},
-}  # fmt: skip
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {"group_0": GROUP},
+}
 
 
 def _layers_left_out(quantization: dict[str, Any], *layers: str) -> list[str]:
@@ -87,7 +89,7 @@ def _group(**changes: Any) -> dict[str, Any]:
         (_group(strategy="block"), r"strategy='block' of int weights is not supported; tensor, channel are"),
         (_group(type="float", block_structure=[-1, 2], strategy="block"), r"block_structure=\[-1, 2\] must be"),
     ],
-)  # fmt: skip
+)
 def test_what_is_not_supported_is_named_with_what_is(quantization: Any, says: str) -> None:
     with pytest.raises(ValueError, match=rf"quantization_config.*{says}"):
         stored_quantization({"quantization_config": quantization})

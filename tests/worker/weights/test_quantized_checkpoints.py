@@ -31,9 +31,16 @@ Tensors = dict[str, torch.Tensor]
 Q, DOWN = (f"model.layers.1.{name}.weight" for name in ("self_attn.q_proj", "mlp.down_proj"))
 # Sizes that are no multiples of 128, and fewer rows of k and v than a block has.
 SHAPE: dict[str, Any] = {
-    "vocab_size": 90, "hidden_size": 160, "intermediate_size": 200, "num_hidden_layers": 2, "num_attention_heads": 5,
-    "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 128, "tie_word_embeddings": False,
-}  # fmt: skip
+    "vocab_size": 90,
+    "hidden_size": 160,
+    "intermediate_size": 200,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+}
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
 INT8_INPUTS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
 
@@ -44,9 +51,14 @@ def _compressed(
     weights = {"num_bits": 8, "type": kind, "strategy": strategy, "symmetric": True, "dynamic": False}
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
     return {
-        "quant_method": "compressed-tensors", "format": f"{kind}-quantized", "quantization_status": "compressed",
-        "config_groups": {"group_0": group}, "ignore": ["lm_head"], "kv_cache_scheme": None, **more,
-    }  # fmt: skip
+        "quant_method": "compressed-tensors",
+        "format": f"{kind}-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+        "kv_cache_scheme": None,
+        **more,
+    }
 
 
 @dataclass(frozen=True)
@@ -70,31 +82,44 @@ FORMATS = {
     "deepseek": Format(DEEPSEEK, (128, 128), "weight_scale_inv"),
     "qwen3": Format(
         {**DEEPSEEK, "modules_to_not_convert": ["lm_head", "model.layers.0.mlp"]},
-        (128, 128), "weight_scale_inv", torch.bfloat16, skipped=("lm_head", "layers.0.mlp."),
+        (128, 128),
+        "weight_scale_inv",
+        torch.bfloat16,
+        skipped=("lm_head", "layers.0.mlp."),
     ),
     "autofp8": Format(
         {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["lm_head"]},
-        (0, 0), scalar=True, beside_layer=("input_scale",),
+        (0, 0),
+        scalar=True,
+        beside_layer=("input_scale",),
     ),
     "transformers-tensor": Format(
         {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None, "dequantize": False},
-        (0, 0), "weight_scale_inv", torch.bfloat16, scalar=True, beside_layer=("activation_scale",),
+        (0, 0),
+        "weight_scale_inv",
+        torch.bfloat16,
+        scalar=True,
+        beside_layer=("activation_scale",),
     ),
     "fbgemm": Format(
         {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["model.layers.1"]},
-        (1, 0), beside_layer=("input_scale_ub",), skipped=("lm_head", "layers.1."),
+        (1, 0),
+        beside_layer=("input_scale_ub",),
+        skipped=("lm_head", "layers.1."),
     ),
     "compressed-tensor": Format(
         _compressed("tensor"), (0, 0), beside_layer=("input_scale",), at_attention=("k_scale", "v_scale")
     ),
     "compressed-channel": Format(
         _compressed("channel", ignore=["lm_head", "re:.*down_proj$"]),
-        (1, 0), scale_dtype=torch.bfloat16, skipped=("lm_head", "down_proj"),
+        (1, 0),
+        scale_dtype=torch.bfloat16,
+        skipped=("lm_head", "down_proj"),
     ),
     "compressed-block": Format(_compressed("block"), (128, 128)),
     "w8a8": Format(_compressed("channel", "int", INT8_INPUTS), (1, 0), stored=INT8, scale_dtype=torch.bfloat16),
     "w8a16": Format(_compressed("channel", "int"), (1, 0), stored=INT8),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -284,23 +309,31 @@ Edit = Callable[[Tensors], object]
     ("edit", "says"),
     [
         (lambda t: [t.pop(SCALE), t.pop(DOWN + "_scale_inv")], rf"lacks 2 tensors of 14 quantized weights: {SCALE}, "),
-        (lambda t: t.update({SCALE: t[SCALE][:1]}),
-            rf"{SCALE} has shape \[1, 2\]; \[2, 2\] is expected for {Q}, of shape \[160, 160\]"),
+        (
+            lambda t: t.update({SCALE: t[SCALE][:1]}),
+            rf"{SCALE} has shape \[1, 2\]; \[2, 2\] is expected for {Q}, of shape \[160, 160\]",
+        ),
         (lambda t: t.update({SCALE: t[SCALE].flatten()}), rf"{SCALE} has shape \[4\]; \[2, 2\] is expected"),
         (lambda t: t[SCALE][1, 0].fill_(torch.nan), rf"{SCALE} holds nan; scales must be finite"),
         (lambda t: t[SCALE][1, 0].fill_(-torch.inf), rf"{SCALE} holds -inf; scales must be finite"),
         (lambda t: t.update({SCALE: t[SCALE].int()}), rf"{SCALE} is stored as I32; F32, BF16, F16 or F64 is expected"),
         (lambda t: t.update({Q: t[Q].float()}), rf"{Q} is stored as F32; F8_E4M3 is expected, because config"),
         (lambda t: t.update({Q: t[Q].float().to(torch.float8_e5m2)}), rf"{Q} is stored as F8_E5M2; F8_E4M3 is"),
-        (lambda t: t.update({"lm_head.weight": t["lm_head.weight"].to(FP8)}),
-            r"lm_head\.weight is stored as F8_E4M3; F32, BF16, F16 or F64 is expected, because config\.json's"),
-        (lambda t: t.update({"lm_head.weight_scale_inv": torch.ones(1, 2)}),
-            r"1 tensors are not of this architecture: lm_head\.weight_scale_inv"),
-        (lambda t: t.update({"model.layers.1.self_attn.q_proj.weight_zero_point": torch.ones(1)}),
-            r"1 tensors are not of this architecture: .*q_proj\.weight_zero_point"),
+        (
+            lambda t: t.update({"lm_head.weight": t["lm_head.weight"].to(FP8)}),
+            r"lm_head\.weight is stored as F8_E4M3; F32, BF16, F16 or F64 is expected, because config\.json's",
+        ),
+        (
+            lambda t: t.update({"lm_head.weight_scale_inv": torch.ones(1, 2)}),
+            r"1 tensors are not of this architecture: lm_head\.weight_scale_inv",
+        ),
+        (
+            lambda t: t.update({"model.layers.1.self_attn.q_proj.weight_zero_point": torch.ones(1)}),
+            r"1 tensors are not of this architecture: .*q_proj\.weight_zero_point",
+        ),
         (lambda t: t.pop(Q), rf"lacks 1 of 21 tensors: {Q}"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_its_config_is_named(base: Path, tmp_path: Path, edit: Edit, says: str) -> None:
     stored, _ = _tensors(base, FORMATS["deepseek"])
     edit(stored)

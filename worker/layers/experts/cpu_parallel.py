@@ -66,7 +66,7 @@ class CpuExpertCopies:
         headers = torch.tensor(
             [[number for weight in expert.packed for number in _header(weight)] for _, expert in sent],
             dtype=torch.int64,
-        ).view(-1, 2, 4)  # fmt: skip
+        ).view(-1, 2, 4)
         arrived = group.exchange(headers, _counts(targets, group), _counts(sources, group))
         panels = [weight.panels for _, expert in sent for weight in expert.packed]
         bytes_in = group.exchange(
@@ -90,11 +90,13 @@ class CpuExpertCopies:
             return
         packed = [
             PackedWeight(
-                kind=kind, num_rows=num_rows, num_inputs=num_inputs,
+                kind=kind,
+                num_rows=num_rows,
+                num_inputs=num_inputs,
                 panels=self._kernels.weights.empty(num_bytes, torch.uint8).copy_(new),
             )
             for (kind, num_rows, num_inputs, num_bytes), new in zip(headers, panels, strict=True)
-        ]  # fmt: skip
+        ]
         self._held[slot] = CpuExpert.of_packed(packed, self._path)
 
 

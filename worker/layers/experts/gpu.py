@@ -71,11 +71,14 @@ class GpuExperts:
                 # One rank adds it to the sum over ranks.
                 down_biases.append(of_down if part is None or backend.shard.is_first else torch.zeros_like(of_down))
         self._experts = Experts(
-            gate_up_E2IH=gate_up.values, down_EHI=down.values, gate_up_scales=gate_up.scales, down_scales=down.scales,
+            gate_up_E2IH=gate_up.values,
+            down_EHI=down.values,
+            gate_up_scales=gate_up.scales,
+            down_scales=down.scales,
             gate_up_bias_E2I=torch.stack(biases).to(backend.compute_dtype) if biases else None,
             down_bias_EH=torch.stack(down_biases).to(backend.compute_dtype) if biases else None,
             activation=config.activation,
-        )  # fmt: skip
+        )
 
     @property
     def num_bytes(self) -> int:

@@ -49,9 +49,12 @@ class MixtureOfExperts:
         shared = None
         if experts.shared_intermediate_size:
             shared = SharedExpert(
-                experts.shared_intermediate_size, f"{prefix}.{names.shared}", reader, backend,
+                experts.shared_intermediate_size,
+                f"{prefix}.{names.shared}",
+                reader,
+                backend,
                 has_gate=experts.has_shared_gate,
-            )  # fmt: skip
+            )
         arguments = experts, router, norm_E, config.rms_norm_eps, tensors, reader, backend
         if backend.gpu is not None:
             self._experts = GpuExperts(*arguments, shared=shared)

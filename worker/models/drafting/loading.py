@@ -66,8 +66,11 @@ def load_draft(
     backend = loaded.model.backend
     _log.info(
         "the draft model %s is loaded, in %.2f s: %.2f GiB, computed by %s",
-        source.name, time.monotonic() - start, loaded.model.weight_bytes / 2**30, backend.name,
-    )  # fmt: skip
+        source.name,
+        time.monotonic() - start,
+        loaded.model.weight_bytes / 2**30,
+        backend.name,
+    )
     blocks = DrafterBlocks(
         block_bytes=KVCache.block_bytes(loaded.config, options.block_size, backend.kv_cache_dtype),
         num_spare=DraftModel.num_spare(options.max_num_seqs, source.max_drafts, options.block_size),

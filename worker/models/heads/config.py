@@ -90,9 +90,14 @@ def _mtp(target: ModelConfig) -> HeadConfig:
         # The layer is like the last one before it.
         experts = replace(experts, layers=experts.layers[-1:])
     layers = replace(
-        target, num_layers=1, layer_windows=(0,), experts=experts, num_mtp_layers=0, left_out=(),
+        target,
+        num_layers=1,
+        layer_windows=(0,),
+        experts=experts,
+        num_mtp_layers=0,
+        left_out=(),
         tie_word_embeddings=False,
-    )  # fmt: skip
+    )
     return HeadConfig(method="mtp", layers=layers, target=target, draft_vocab_size=target.vocab_size)
 
 

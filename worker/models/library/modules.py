@@ -248,9 +248,15 @@ def exchange(model: "PreTrainedModel", weights_of_products: Collection[str] | No
         config: Any = module.config
         config._experts_implementation = EXPERTS
     return Exchanged(
-        model=model, base=whole, base_name=base_name, head_name=head_name, embedding_name=names[id(embedding)],
-        linears=linears, weights=weights, experts=experts,
-    )  # fmt: skip
+        model=model,
+        base=whole,
+        base_name=base_name,
+        head_name=head_name,
+        embedding_name=names[id(embedding)],
+        linears=linears,
+        weights=weights,
+        experts=experts,
+    )
 
 
 def product_of(packed: PackedLinear, dtype: torch.dtype) -> Product:

@@ -34,9 +34,9 @@ class Division(Enum):
 
 
 # Styles that change the training only, or state what the parts of a module already do.
-_NO_CHANGE = frozenset({
-    "replicated_with_grad_allreduce", "mla_kv_a_proj", "replicate", "moe_tp_experts", "local_params"
-})  # fmt: skip
+_NO_CHANGE = frozenset(
+    {"replicated_with_grad_allreduce", "mla_kv_a_proj", "replicate", "moe_tp_experts", "local_params"}
+)
 _EMBEDDINGS = frozenset({"embedding_rowwise", "embedding_colwise"})
 
 

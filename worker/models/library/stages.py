@@ -48,9 +48,10 @@ class Departure(StandIn):
 def layer_list(base: nn.Module, num_layers: int) -> nn.ModuleList:
     """Returns the list of a model's layers. Raises ValueError if there is not exactly one of that length."""
     lists = [
-        each for each in base.modules()
+        each
+        for each in base.modules()
         if isinstance(each, nn.ModuleList) and len(each) == num_layers and _have_attention(each)
-    ]  # fmt: skip
+    ]
     if len(lists) != 1:
         raise ValueError(f"{type(base).__name__} has {len(lists)} lists of {num_layers} layers: 1 is expected")
     return lists[0]

@@ -115,9 +115,14 @@ class BadWordsTable(Table[BadWords]):
     def apply(self, logits_AV: torch.Tensor, positions_A: torch.Tensor, staged: Sequence[Part]) -> None:
         places, *drafts = staged
         self.kernels.ban_sequences(
-            logits_AV, places.tensor, positions_A, self._token_ids_PT, self._ends_PK, self._said_PH,
+            logits_AV,
+            places.tensor,
+            positions_A,
+            self._token_ids_PT,
+            self._ends_PK,
+            self._said_PH,
             drafts_LD=drafts[0].tensor if drafts else None,
-        )  # fmt: skip
+        )
 
     def stage_counts(self, rows_N: np.ndarray, slot: StepSlot) -> Part | None:
         places_N = self.place_R[rows_N]

@@ -107,10 +107,15 @@ class PenaltiesTable(Table[Penalties]):
         places, *drafts = staged
         repetition_P, presence_P, frequency_P = self._penalties_3P
         self.kernels.apply_penalties(
-            logits_AV, places.tensor, self._prompt_mask_PW, self._output_counts_PV,
-            repetition_R=repetition_P, presence_R=presence_P, frequency_R=frequency_P,
+            logits_AV,
+            places.tensor,
+            self._prompt_mask_PW,
+            self._output_counts_PV,
+            repetition_R=repetition_P,
+            presence_R=presence_P,
+            frequency_R=frequency_P,
             drafts_LD=drafts[0].tensor if drafts else None,
-        )  # fmt: skip
+        )
 
     def stage_counts(self, rows_N: np.ndarray, slot: StepSlot) -> Part | None:
         places_N = self.place_R[rows_N]

@@ -55,9 +55,7 @@ class PackQuantizedScheme:
         shape = self._shape(files, beside(name, _SHAPE))
         num_outputs, num_inputs = shape
         why = f"for a weight of shape {list(shape)} in {self.bits} bits, groups of {self.group_size}"
-        check_stored(
-            files, beside(name, _WEIGHT), ("I32",), (num_outputs, -(-num_inputs * self.bits // 32)), why
-        )  # fmt: skip
+        check_stored(files, beside(name, _WEIGHT), ("I32",), (num_outputs, -(-num_inputs * self.bits // 32)), why)
         num_groups = 1 if self.group_size == -1 else -(-num_inputs // self.group_size)
         check_stored(files, beside(name, _SCALES), FLOATS, (num_outputs, num_groups), why)
         if not self.symmetric:

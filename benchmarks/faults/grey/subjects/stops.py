@@ -79,8 +79,6 @@ FAULTS = [
         for kind in (Kind.ROUTER, Kind.SCHEDULER, Kind.WORKER)
     ),
     Fault(name="stop-supervisor", what="`octavo up` is stopped", inject=_stop_supervisor, seconds=(2.0, 60.0)),
-    Fault(
-        name="stop-client", what="a client is stopped", inject=_stop_client, seconds=(2.0, 60.0), brief=0.8
-    ),
+    Fault(name="stop-client", what="a client is stopped", inject=_stop_client, seconds=(2.0, 60.0), brief=0.8),
     Fault(name="stop-all", what="all processes are stopped at once", inject=_stop_all, seconds=(2.0, 60.0)),
-]  # fmt: skip
+]

@@ -182,20 +182,31 @@ async def _expect_unknown(stub: Any, request_id: str) -> None:
 async def _bench(num_streams: int, buffer_bytes: int) -> AsyncIterator[Bench]:
     with tempfile.TemporaryDirectory() as directory:
         scheduler = FakeScheduler(
-            f"unix:{directory}/scheduler.sock", model=model_info(max_model_len=10_000), tokens_per_step=_TOKENS_A_STEP,
+            f"unix:{directory}/scheduler.sock",
+            model=model_info(max_model_len=10_000),
+            tokens_per_step=_TOKENS_A_STEP,
             likely=lambda _: [(1000 + rank, -1.5 - rank) for rank in range(_LOGPROBS)],
-        )  # fmt: skip
+        )
         await scheduler.start()
         port, metrics_port = free_ports(1), free_ports(1)
         router = subprocess.Popen(  # noqa: ASYNC220 (nothing runs yet that it could hold up)
             [
-                sys.executable, "-m", "router", f"--port={port}", "--http-port=0", f"--metrics-port={metrics_port}",
-                f"--scheduler-addresses={scheduler.address}", f"--served-model-name={scheduler.model.name}",
-                f"--runtime-dir={directory}/run", f"--stream-buffer-bytes={buffer_bytes}",
-                f"--max-detached-streams={num_streams}", "--log-level=warning", "--drain-timeout=0",
+                sys.executable,
+                "-m",
+                "router",
+                f"--port={port}",
+                "--http-port=0",
+                f"--metrics-port={metrics_port}",
+                f"--scheduler-addresses={scheduler.address}",
+                f"--served-model-name={scheduler.model.name}",
+                f"--runtime-dir={directory}/run",
+                f"--stream-buffer-bytes={buffer_bytes}",
+                f"--max-detached-streams={num_streams}",
+                "--log-level=warning",
+                "--drain-timeout=0",
             ],
             cwd=ROOT,
-        )  # fmt: skip
+        )
         try:
             await asyncio.wait_for(wait_until_serving(f"127.0.0.1:{port}"), _READY_S)
             yield Bench(scheduler, router, port, metrics_port, buffer_bytes)

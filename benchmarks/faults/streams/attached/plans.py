@@ -13,9 +13,17 @@ DETACH_TIMEOUT_S = 120.0
 
 # Fields of a request over HTTP that have the same names in SamplingParams.
 _FIELDS = (
-    "temperature", "top_p", "top_k", "max_tokens", "seed", "n", "ignore_eos", "stop", "repetition_penalty",
+    "temperature",
+    "top_p",
+    "top_k",
+    "max_tokens",
+    "seed",
+    "n",
+    "ignore_eos",
+    "stop",
+    "repetition_penalty",
     "frequency_penalty",
-)  # fmt: skip
+)
 
 
 def make_attached_plans(count: int, seed: int, *, mean_tokens: int) -> list[Plan]:
@@ -74,9 +82,14 @@ class ChoiceOverHttp:
 
     def result(self, index: int) -> Choice:
         return Choice(
-            index=index, text=self.text, token_ids=tuple(self.token_ids), finish_reason=self.finish_reason,
-            stop=self.stop, logprobs=(), exact=True,
-        )  # fmt: skip
+            index=index,
+            text=self.text,
+            token_ids=tuple(self.token_ids),
+            finish_reason=self.finish_reason,
+            stop=self.stop,
+            logprobs=(),
+            exact=True,
+        )
 
 
 def attached_differences(disturbed: Outcome, undisturbed: Outcome) -> list[Difference]:
@@ -92,6 +105,13 @@ def attached_differences(disturbed: Outcome, undisturbed: Outcome) -> list[Diffe
 def over_http(plan: Plan, choices: Iterable[Choice], usage: Usage | None) -> Generation:
     """The state of a stream over HTTP."""
     return Generation(
-        request_id="", model="", seed=plan.sampling.seed or 0, prompt_token_ids=(), choices=tuple(choices),
-        prompt_logprobs=(), usage=usage, fingerprint="", num_resumes=0,
-    )  # fmt: skip
+        request_id="",
+        model="",
+        seed=plan.sampling.seed or 0,
+        prompt_token_ids=(),
+        choices=tuple(choices),
+        prompt_logprobs=(),
+        usage=usage,
+        fingerprint="",
+        num_resumes=0,
+    )

@@ -18,9 +18,15 @@ TOOL_FLAGS = ("--tool-call-parser=hermes", "--trust-request-chat-template")
 # So few KV blocks that five to ten of these streams fit: others are preempted, and their grammars are folded again when
 # they come back.
 FLAGS = (
-    "--dtype=float32", "--worker-threads=1", "--max-num-seqs=32", "--max-model-len=1024", "--num-blocks-override=90",
-    "--scheduling-policy=priority", "--max-restarts=1000", *TOOL_FLAGS,
-)  # fmt: skip
+    "--dtype=float32",
+    "--worker-threads=1",
+    "--max-num-seqs=32",
+    "--max-model-len=1024",
+    "--num-blocks-override=90",
+    "--scheduling-policy=priority",
+    "--max-restarts=1000",
+    *TOOL_FLAGS,
+)
 
 _PLACES = ("Paris", "Zürich", "São Paulo", "Tōkyō", "Springfield", "Reykjavík", "Windhoek", "Kraków")
 

@@ -52,15 +52,21 @@ class Decode:
             num_heads, num_kv_heads, head_size = self.heads
             heads = layout.HeadShape(num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=head_size)
             schedule = schedules.AttentionSchedule(
-                heads, max_num_seqs=self.batch, max_context_len=self.context, cache_dtype=self.cache_dtype,
-                device=self.device, **({} if self.chunk is None else {"chunk": self.chunk}),
-            )  # fmt: skip
+                heads,
+                max_num_seqs=self.batch,
+                max_context_len=self.context,
+                cache_dtype=self.cache_dtype,
+                device=self.device,
+                **({} if self.chunk is None else {"chunk": self.chunk}),
+            )
             if self.tile is not None:
                 _set_tile(schedules, schedule, *self.tile)
             shape = layout.gpu_cache_shape(
-                num_blocks=self.batch * num_blocks + 1, block_size=self.block_size,
-                num_kv_heads=heads.num_kv_heads, head_size=heads.head_size,
-            )  # fmt: skip
+                num_blocks=self.batch * num_blocks + 1,
+                block_size=self.block_size,
+                num_kv_heads=heads.num_kv_heads,
+                head_size=heads.head_size,
+            )
             q = torch.randn(self.batch, heads.num_heads, heads.head_size, generator=generator, device=self.device)
             q = q.bfloat16()
             cache = self._cache(shape, generator)
@@ -71,9 +77,17 @@ class Decode:
             one = q.new_ones(1, dtype=torch.float32) if self.cache_dtype is torch.float8_e4m3fn else None
             schedule.update(starts, contexts)
         return lambda: attention(
-            q, cache, query_starts=starts, context_lens=contexts, block_tables=tables, scale=heads.head_size**-0.5,
-            schedule=schedule, max_query_len=1, k_scale=one, v_scale=one,
-        )  # fmt: skip
+            q,
+            cache,
+            query_starts=starts,
+            context_lens=contexts,
+            block_tables=tables,
+            scale=heads.head_size**-0.5,
+            schedule=schedule,
+            max_query_len=1,
+            k_scale=one,
+            v_scale=one,
+        )
 
     def _cache(self, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
         if self.memory is not None:

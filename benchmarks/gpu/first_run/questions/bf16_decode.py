@@ -21,11 +21,16 @@ def run(report: Report, *, toy: bool) -> None:
     memory = torch.empty(whole.kv_bytes // 2 + (1 << 20), dtype=torch.bfloat16, device=report.device).normal_()
     decodes = {
         f"blocks of {block_size}": Decode(
-            batch=batch, context=context, cache_dtype=torch.bfloat16, device=report.device, toy=toy,
-            block_size=block_size, memory=memory,
+            batch=batch,
+            context=context,
+            cache_dtype=torch.bfloat16,
+            device=report.device,
+            toy=toy,
+            block_size=block_size,
+            memory=memory,
         )
         for block_size in (16, 64, 128)
-    }  # fmt: skip
+    }
     makes = {name: decode.in_state("now") for name, decode in decodes.items()}
     # Blocks of other sizes hold other keys in the same memory.
     report.compare(OP, f"{batch} x {context}", makes, dict.fromkeys(makes, whole.kv_bytes), same_results=False)

@@ -30,9 +30,13 @@ def run(report: Report, *, toy: bool) -> None:
             for name in STATES:
                 label = "own tile" if tile is None else "{} tokens, {} stages, {} programs".format(*tile)
                 decode = Decode(
-                    batch=batch, context=context, cache_dtype=torch.float8_e4m3fn, device=report.device, tile=tile,
+                    batch=batch,
+                    context=context,
+                    cache_dtype=torch.float8_e4m3fn,
+                    device=report.device,
+                    tile=tile,
                     toy=toy,
-                )  # fmt: skip
+                )
                 variants[f"{name}, {label}"] = decode.in_state(name)
                 num_bytes = decode.kv_bytes
         report.compare(OP, f"{batch} x {context}", variants, dict.fromkeys(variants, num_bytes))

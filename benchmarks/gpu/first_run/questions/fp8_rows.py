@@ -77,9 +77,11 @@ def _experts(
             gate_up, gate_up_scales = blocks(2 * size, hidden_size)
             down, down_scales = blocks(hidden_size, size)
             experts = moe.Experts(
-                gate_up_E2IH=gate_up, down_EHI=down, gate_up_scales=gate_up_scales,
+                gate_up_E2IH=gate_up,
+                down_EHI=down,
+                gate_up_scales=gate_up_scales,
                 down_scales=down_scales.contiguous(),
-            )  # fmt: skip
+            )
             x_TH = drawn(num_tokens, hidden_size)
             weights_TK, experts_TK = route(drawn(num_tokens, num_experts).float(), top_k=top_k)
         return lambda: moe.run_experts(x_TH, experts, weights_TK, experts_TK)

@@ -12,8 +12,11 @@ from router.errors import InvalidRequest
 # The field is signed in both messages.
 _MOST_TOP_K = BY_NAME["top_k"].high
 _CONSTRAINTS = {
-    "regex": "regex", "json_schema": "json_schema", "ebnf_grammar": "grammar", "structural_tag": "structural_tag",
-}  # fmt: skip
+    "regex": "regex",
+    "json_schema": "json_schema",
+    "ebnf_grammar": "grammar",
+    "structural_tag": "structural_tag",
+}
 # Fields that need what is not supported here, if they hold anything.
 _REFUSED = {
     "mm_inputs": "images, audio and video are not supported",

@@ -194,10 +194,18 @@ class Batches:
             raise BadRequestError(message, param="input_file_id")
         now = int(time.time())
         record = Record(
-            id=new_id("batch_"), tenant=identity.tenant, key_digest=identity.key_digest, endpoint=asked.endpoint,
-            input_file_id=file.id, completion_window=asked.completion_window, created_at=now, expires_at=now + _DAY_S,
-            metadata=asked.metadata, answers_id=new_id("file-"), problems_id=new_id("file-"),
-        )  # fmt: skip
+            id=new_id("batch_"),
+            tenant=identity.tenant,
+            key_digest=identity.key_digest,
+            endpoint=asked.endpoint,
+            input_file_id=file.id,
+            completion_window=asked.completion_window,
+            created_at=now,
+            expires_at=now + _DAY_S,
+            metadata=asked.metadata,
+            answers_id=new_id("file-"),
+            problems_id=new_id("file-"),
+        )
         await self._check_room(0)
         await self._forget_oldest()
         folder = store.batch_folder(identity.tenant, record.id)

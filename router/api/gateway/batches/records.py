@@ -162,10 +162,12 @@ class Batch:
             "cancelling_at": cancelled_at,
             "cancelled_at": times.get("cancelled"),
             "request_counts": {
-                "total": record.num_lines, "completed": record.num_successes, "failed": record.num_failures
+                "total": record.num_lines,
+                "completed": record.num_successes,
+                "failed": record.num_failures,
             },
             "metadata": record.metadata,
-        }  # fmt: skip
+        }
 
 
 def shown_file(file: StoredFile) -> dict[str, Any]:

@@ -219,11 +219,14 @@ class Runner:
                 return 0
             record.num_failed_passes += 1
             if record.num_failed_passes >= _MOST_FAILED_PASSES:
-                record.faults = [*record.faults, _fault(
-                    "internal_error",
-                    f"{record.num_failed_passes} tries to compute it ended unexpectedly, the last with "
-                    f"{type(error).__name__}: {str(error)[:500]}; the log of the router has the cause",
-                )]  # fmt: skip
+                record.faults = [
+                    *record.faults,
+                    _fault(
+                        "internal_error",
+                        f"{record.num_failed_passes} tries to compute it ended unexpectedly, the last with "
+                        f"{type(error).__name__}: {str(error)[:500]}; the log of the router has the cause",
+                    ),
+                ]
                 # If even its files can't be made after as many tries, it ends without them.
                 record.ends_as, record.num_failed_passes = "failed", 0
                 record.become("failed" if record.status == "finalizing" else "finalizing")
@@ -264,8 +267,12 @@ class Runner:
             self._metrics.ended.labels(record.status).inc()
             log.info(
                 "batch %s is %s: %d lines, %d answers, %d errors",
-                record.id, record.status, record.num_lines, record.num_successes, record.num_failures,
-            )  # fmt: skip
+                record.id,
+                record.status,
+                record.num_lines,
+                record.num_successes,
+                record.num_failures,
+            )
         return record.status in ENDED
 
     async def _validate(self, batch: Batch, record: Record) -> None:
@@ -329,9 +336,17 @@ class Runner:
         batch ends; None: it does not end here."""
         with LineReader(batch.input, self._max_line_bytes, (record.endpoint,)) as reader:
             run = BatchRun(
-                record.key, reader, answers, problems, self._sender.send, concurrency=self._concurrency,
-                refusal=refusal, later=Later() if refusal else later, on_line=self._metrics.note_line, is_own=True,
-            )  # fmt: skip
+                record.key,
+                reader,
+                answers,
+                problems,
+                self._sender.send,
+                concurrency=self._concurrency,
+                refusal=refusal,
+                later=Later() if refusal else later,
+                on_line=self._metrics.note_line,
+                is_own=True,
+            )
             task = asyncio.create_task(run.run())
             self._runs.add(run)
             try:

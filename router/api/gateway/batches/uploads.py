@@ -33,11 +33,15 @@ class Upload:
             self._parser = MultipartParser(
                 options[b"boundary"],
                 {
-                    "on_part_begin": self._begin_part, "on_part_data": self._take_data, "on_part_end": self._end_part,
-                    "on_header_field": self._take_header, "on_header_value": self._take_value,
-                    "on_header_end": self._end_header, "on_end": self._end,
+                    "on_part_begin": self._begin_part,
+                    "on_part_data": self._take_data,
+                    "on_part_end": self._end_part,
+                    "on_header_field": self._take_header,
+                    "on_header_value": self._take_value,
+                    "on_header_end": self._end_header,
+                    "on_end": self._end,
                 },
-            )  # fmt: skip
+            )
         except FormParserError as error:
             self._file.close()
             raise BadRequestError(f"the body is not multipart/form-data: {error}") from None

@@ -16,8 +16,16 @@ class _Choice:
     """What is kept of one; of a stream, no output."""
 
     __slots__ = (
-        "finish", "has_begun", "likelihood", "logprobs", "num_scored", "offset", "stop_reason", "text", "token_ids"
-    )  # fmt: skip
+        "finish",
+        "has_begun",
+        "likelihood",
+        "logprobs",
+        "num_scored",
+        "offset",
+        "stop_reason",
+        "text",
+        "token_ids",
+    )
 
     def __init__(self, grow: Grow) -> None:
         self.text = EncodedText(grow=grow)

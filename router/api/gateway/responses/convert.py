@@ -131,8 +131,9 @@ def _messages(items: list[Item]) -> list[Message]:
                     messages.append(last)
                 function = FunctionCall.model_construct(name=item.name, arguments=item.arguments)
                 last.tool_calls = [
-                    *(last.tool_calls or ()), ToolCall.model_construct(id=item.call_id, function=function)
-                ]  # fmt: skip
+                    *(last.tool_calls or ()),
+                    ToolCall.model_construct(id=item.call_id, function=function),
+                ]
             case "function_call_output":
                 messages.append(_said("tool", _content(item), tool_call_id=item.call_id))
     return messages

@@ -80,9 +80,12 @@ def test_links_have_the_rate_of_their_number() -> None:
 
     def of(found: GpuLinks):
         return machine_interconnect(
-            gpu, num_gpus=found.num_gpus, num_nvlinks=found.num_nvlinks, island_size=found.island_size,
+            gpu,
+            num_gpus=found.num_gpus,
+            num_nvlinks=found.num_nvlinks,
+            island_size=found.island_size,
             pcie=found.worst_pcie,
-        )  # fmt: skip
+        )
 
     whole = of(links({}, 8, "NV18"))
     assert (whole.within.name, whole.gpus_per_node) == ("nvlink (18 links)", 8)
@@ -98,12 +101,20 @@ def test_links_have_the_rate_of_their_number() -> None:
 @pytest.mark.parametrize(
     ("name", "known"),
     [
-        ("NVIDIA H100 80GB HBM3", "H100 SXM"), ("NVIDIA H100 PCIe", "H100 PCIe"), ("NVIDIA H100 NVL", "H100 NVL"),
-        ("NVIDIA H200", "H200"), ("NVIDIA A100-SXM4-80GB", "A100 80GB"), ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
-        ("NVIDIA L40S", "L40S"), ("NVIDIA L4", "L4"), ("NVIDIA A10", "A10"), ("NVIDIA GeForce RTX 4090", "RTX 4090"),
-        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"), ("NVIDIA B200", "B200"),
+        ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("NVIDIA H100 NVL", "H100 NVL"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA A100-SXM4-80GB", "A100 80GB"),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB"),
+        ("NVIDIA L40S", "L40S"),
+        ("NVIDIA L4", "L4"),
+        ("NVIDIA A10", "A10"),
+        ("NVIDIA GeForce RTX 4090", "RTX 4090"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA B200", "B200"),
     ],
-)  # fmt: skip
+)
 def test_drivers_names_are_known(name: str, known: str) -> None:
     assert gpu_of_driver(name).name == known
 

@@ -154,7 +154,10 @@ def test_each_service_has_the_published_methods() -> None:
 def test_enumerators_have_the_published_numbers() -> None:
     modes = vllm_pb2.DESCRIPTOR.enum_types_by_name["PauseMode"].values_by_number
     assert [modes[number].name for number in range(4)] == [
-        "PAUSE_MODE_UNSPECIFIED", "PAUSE_MODE_ABORT", "PAUSE_MODE_WAIT", "PAUSE_MODE_KEEP",
-    ]  # fmt: skip
+        "PAUSE_MODE_UNSPECIFIED",
+        "PAUSE_MODE_ABORT",
+        "PAUSE_MODE_WAIT",
+        "PAUSE_MODE_KEEP",
+    ]
     finish: Any = vllm_pb2.FinishInfo
     assert [finish.FinishReason.Name(number) for number in range(4)] == ["NOT_FINISHED", "LENGTH", "STOP", "ABORTED"]

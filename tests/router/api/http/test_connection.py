@@ -70,7 +70,7 @@ async def test_pieces_are_counted_over_all_requests_of_a_connection() -> None:
         ((_CHUNKED, b"xyz\r\n"), 400, "no HTTP/1.1 request"),
         ((_CHUNKED.replace(b"host: a", b"content-length: 5"), b""), 400, "no HTTP/1.1 request"),
     ],
-)  # fmt: skip
+)
 async def test_what_is_not_taken_is_answered_and_ends_the_connection(
     parts: tuple[bytes, ...], status: int, says: str
 ) -> None:

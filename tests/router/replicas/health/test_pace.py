@@ -80,8 +80,11 @@ def test_a_replica_ten_times_slower_is_left_out_and_comes_back_over_probes() -> 
     fleet.run(60)
     assert fleet.states == [State.FULL] * 3
     assert [state for _, number, state in fleet.changes if number == 1][-4:] == [
-        State.LEFT_OUT, State.PROBED, State.SLOW, State.FULL,
-    ]  # fmt: skip
+        State.LEFT_OUT,
+        State.PROBED,
+        State.SLOW,
+        State.FULL,
+    ]
     assert {number for _, number, _ in fleet.changes} == {1}
 
 

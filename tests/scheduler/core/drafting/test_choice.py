@@ -25,9 +25,13 @@ def table(seconds: dict[int, float], draft_seconds: tuple[float, ...] = (), choo
 
 def counts_of(rates: list[float], costs: CostTable, *, most: int = 4, budget: int = 100) -> list[int]:
     return choose_counts(
-        np.array(rates), np.full(len(rates), most), num_rows=len(rates), num_tokens=len(rates), budget=budget,
+        np.array(rates),
+        np.full(len(rates), most),
+        num_rows=len(rates),
+        num_tokens=len(rates),
+        budget=budget,
         costs=costs,
-    ).tolist()  # fmt: skip
+    ).tolist()
 
 
 def tokens_a_second(rates: list[float], counts: tuple[int, ...], costs: CostTable) -> float:

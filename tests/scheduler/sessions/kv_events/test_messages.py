@@ -54,11 +54,17 @@ def test_the_bytes_are_those_of_vllms_own_structs() -> None:
         1.5,
         [
             {
-                "type": "BlockStored", "block_hashes": [name], "parent_block_hash": None, "token_ids": [1, 2],
-                "block_size": 2, "lora_id": None, "medium": "GPU", "lora_name": None,
+                "type": "BlockStored",
+                "block_hashes": [name],
+                "parent_block_hash": None,
+                "token_ids": [1, 2],
+                "block_size": 2,
+                "lora_id": None,
+                "medium": "GPU",
+                "lora_name": None,
             },
             {"type": "BlockRemoved", "block_hashes": [name], "medium": "GPU"},
             {"type": "AllBlocksCleared"},
         ],
         3,
-    ]  # fmt: skip
+    ]

@@ -104,9 +104,7 @@ class _Attention(nn.Module):
     def __init__(self, num_heads: int = 4, num_kv_heads: int = 2) -> None:
         super().__init__()
         self.layer_idx = 0
-        self.a, self.b, self.c = (
-            nn.Linear(SIZE, heads * HEAD) for heads in (num_heads, num_kv_heads, num_kv_heads)
-        )  # fmt: skip
+        self.a, self.b, self.c = (nn.Linear(SIZE, heads * HEAD) for heads in (num_heads, num_kv_heads, num_kv_heads))
         self.d = nn.Linear(num_heads * HEAD, SIZE)
 
     def heads(self, x: torch.Tensor, layer: nn.Module) -> torch.Tensor:

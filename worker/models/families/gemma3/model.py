@@ -33,14 +33,23 @@ class Gemma3Model(Decoder):
         before_attention, after_attention, before_mlp, after_mlp = (f"{prefix}.{name}" for name in cls.norms)
         return Block(
             Attention(
-                config, layer, f"{prefix}.self_attn", norm=before_attention, reader=reader, backend=backend,
+                config,
+                layer,
+                f"{prefix}.self_attn",
+                norm=before_attention,
+                reader=reader,
+                backend=backend,
                 added_norm=AddedNorm(after_attention, config.rms_norm_eps, reader, backend),
             ),
             GatedMLP(
-                config, f"{prefix}.mlp", norm=before_mlp, reader=reader, backend=backend,
+                config,
+                f"{prefix}.mlp",
+                norm=before_mlp,
+                reader=reader,
+                backend=backend,
                 added_norm=AddedNorm(after_mlp, config.rms_norm_eps, reader, backend),
             ),
-        )  # fmt: skip
+        )
 
     @classmethod
     def block_shapes(cls, config: ModelConfig, layer: int) -> dict[str, Shape]:

@@ -40,9 +40,14 @@ def mamba2_mixer(
     parts = {kind: shard.of(size, "n_groups") for kind, size in _sizes(recurrence).items()}
     parts["heads"] = shard.of(recurrence.shape.num_heads, "n_groups")
     inputs = load_linear(
-        reader, [f"{prefix}.{kind}_proj" for kind in _INPUTS], bias=recurrence.bias, backend=backend, norm=norm,
-        eps=config.rms_norm_eps, outputs=lambda name: parts[name.rpartition(".")[2].removesuffix("_proj")],
-    )  # fmt: skip
+        reader,
+        [f"{prefix}.{kind}_proj" for kind in _INPUTS],
+        bias=recurrence.bias,
+        backend=backend,
+        norm=norm,
+        eps=config.rms_norm_eps,
+        outputs=lambda name: parts[name.rpartition(".")[2].removesuffix("_proj")],
+    )
     output = load_linear(reader, [f"{prefix}.out_proj"], bias=recurrence.bias, backend=backend, inputs=parts["x"])
 
     def convolved(kind: str) -> torch.Tensor:

@@ -18,14 +18,23 @@ class Olmo2Model(Decoder):
         prefix, eps = f"model.layers.{layer}", config.rms_norm_eps
         return Block(
             Attention(
-                config, layer, f"{prefix}.self_attn", norm=None, reader=reader, backend=backend,
+                config,
+                layer,
+                f"{prefix}.self_attn",
+                norm=None,
+                reader=reader,
+                backend=backend,
                 added_norm=AddedNorm(f"{prefix}.{_AFTER_ATTENTION}", eps, reader, backend),
             ),
             GatedMLP(
-                config, f"{prefix}.mlp", norm=None, reader=reader, backend=backend,
+                config,
+                f"{prefix}.mlp",
+                norm=None,
+                reader=reader,
+                backend=backend,
                 added_norm=AddedNorm(f"{prefix}.{_AFTER_MLP}", eps, reader, backend),
             ),
-        )  # fmt: skip
+        )
 
     @classmethod
     def block_shapes(cls, config: ModelConfig, layer: int) -> dict[str, Shape]:

@@ -137,10 +137,16 @@ class Formulas:
         gate, _, down = (self.others[each] for each in found.names)
         part = self._backend.shard.of(gate.out_features, found.names[0]) if found.is_split else None
         first = load_linear(
-            self._reader, found.names[:2], bias=gate.bias is not None, backend=self._backend, norm=norm.name,
-            eps=norm.eps, gated=True, activation=found.formula.activation,
+            self._reader,
+            found.names[:2],
+            bias=gate.bias is not None,
+            backend=self._backend,
+            norm=norm.name,
+            eps=norm.eps,
+            gated=True,
+            activation=found.formula.activation,
             outputs=None if part is None else lambda _: part,
-        )  # fmt: skip
+        )
         last = load_linear(
             self._reader, found.names[2:], bias=down.bias is not None, backend=self._backend, inputs=part
         )
@@ -181,10 +187,15 @@ class Formulas:
         widths = {each: self.others[each].out_features for each in (q, k, v)}
         reorder = partial(interleave_rope_pairs, head_size=config.head_size, rope_size=self._rotary_size)
         qkv = load_linear(
-            reader, [q, k, v], bias=self.others[q].bias is not None, backend=backend, norm=norm.name, eps=norm.eps,
+            reader,
+            [q, k, v],
+            bias=self.others[q].bias is not None,
+            backend=backend,
+            norm=norm.name,
+            eps=norm.eps,
             reorder=lambda each, rows: rows if each == v else reorder(rows),
             outputs=lambda each: backend.shard.of(widths[each], each),
-        )  # fmt: skip
+        )
         inputs = backend.shard.of(widths[q], o) if found.is_split else None
         last = load_linear(reader, [o], bias=self.others[o].bias is not None, backend=backend, inputs=inputs)
         self.num_bytes += qkv.num_bytes + last.num_bytes
@@ -195,9 +206,13 @@ class Formulas:
             q_D, k_D = (reorder(each.weight_N) for each in head_norms)
             head_norm_HD = torch.cat((q_D.expand(num_heads, -1), k_D.expand(num_kv_heads, -1)))
         write = RopeCacheWrite(
-            backend, num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=config.head_size,
-            head_norm_HD=head_norm_HD, eps=head_norms[0].eps if head_norms else 0.0,
-        )  # fmt: skip
+            backend,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=config.head_size,
+            head_norm_HD=head_norm_HD,
+            eps=head_norms[0].eps if head_norms else 0.0,
+        )
         layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
         return PagedHeads(rotated, layer, config.attention_span_of(layer), self._rotation, qkv, write), last
 
