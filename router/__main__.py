@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import sys
@@ -98,6 +99,11 @@ async def _serve(options: Options, index: ProcessIndex) -> None:
         watching.enter_context(giving_memory_back())
         http = _observe(options, index, server, watchdog)
         gateway = _serve_http(options, index, server, watchdog)
+        # The objects that exist now stay: scanning them again would hold the event loop for 0.1 to 0.2 s now and then.
+        gc.collect()
+        gc.freeze()
+        # The next collection of all comes when a quarter as many objects are new as the last one has found.
+        gc.collect()
         log.info("listening on %s port %d", options.host, server.port)
         await signals.get()
         drain = asyncio.create_task(server.drain(None if gateway is None else gateway.leave))

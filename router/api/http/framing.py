@@ -15,11 +15,12 @@ from typing import Any
 # costs as much as three chunks.
 FREE_PIECES, BYTES_A_PIECE, PIECES_A_REQUEST = 1024, 128, 16
 PIECES_A_RECORD = 3
-# The most that one read takes, so that one connection's bytes hold the event loop only so long.
-READ_BYTES = 65_536
+# The most that one read takes, so that one connection's bytes hold the event loop only so long. While connections wait
+# for others' reads, one read takes about so many pieces, and at least so many bytes.
+READ_BYTES, CROWDED_PIECES, CROWDED_BYTES = 65_536, 64, 512
 # Seconds in which a turn of the event loop begins reads. What is not read then waits for the next turn, behind all
 # that has been going on.
-READS_S = 0.002
+READS_S = 0.001
 # A TLS record's header: its type, version, and length in two bytes (RFC 8446, 5.1).
 _RECORD_HEADER = 5
 
@@ -48,24 +49,49 @@ class Framing:
 
 
 class Turns:
-    """Bounds the time that the reads of all connections take in one turn of the event loop."""
+    """Bounds the time that the reads of all connections take in one turn of the event loop, and shares it out.
+
+    The event loop visits connections in about the same order in each turn, so the last ones would never be read beside
+    others that always have bytes. So connections read in rounds, which may take several turns: each one that has bytes
+    reads once. A connection that comes in a crowd joins the next round, or new ones would keep a round from its end.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        # When this turn's first read began; 0: there was none.
-        self._began = 0.0
+        # True if a connection has had bytes in this turn. When its first read began; 0: there was none.
+        self._has_begun, self._read_at = False, 0.0
+        self._round = 1
+        # True if this turn leaves connections that have yet to read in this round; if an earlier turn did.
+        self._is_unfinished = self._is_long = False
+        # True if this round or the last one takes more than a turn.
+        self.is_crowded = False
 
-    def enter(self) -> None:
-        """Raises BlockingIOError if no read may begin: asyncio calls again in the next turn."""
-        now = time.perf_counter()
-        if not self._began:
-            self._began = now
+    def join(self) -> int:
+        """Returns what a new connection passes to `enter` first."""
+        return self._round if self.is_crowded else self._round - 1
+
+    def enter(self, last_round: int) -> int:
+        """Begins a read of a connection that read last in this round, and returns the round of this read. Raises
+        BlockingIOError if it may not begin yet: asyncio calls again in the next turn."""
+        if not self._has_begun:
+            self._has_begun = True
             self._loop.call_soon(self._end)
-        elif now - self._began > READS_S:
+        if last_round == self._round:
             raise BlockingIOError
+        now = time.perf_counter()
+        if not self._read_at:
+            self._read_at = now
+        elif now - self._read_at > READS_S:
+            self._is_unfinished = True
+            raise BlockingIOError
+        return self._round
 
     def _end(self) -> None:
-        self._began = 0.0
+        self._has_begun, self._read_at = False, 0.0
+        self.is_crowded = self._is_long or self._is_unfinished
+        if not self._is_unfinished:
+            self._round += 1
+        self._is_long, self._is_unfinished = self._is_unfinished, False
 
 
 class CountedSocket(socket.socket):
@@ -76,6 +102,8 @@ class CountedSocket(socket.socket):
 
     framing: Framing
     turns: Turns
+    # The round of its last read.
+    _round: int
     # Bytes of the TLS record that has begun and not come yet, and its header as far as it has come.
     _left = 0
     _header: bytearray
@@ -84,23 +112,31 @@ class CountedSocket(socket.socket):
     def of(cls, connected: socket.socket, framing: Framing, turns: Turns) -> "CountedSocket":
         """Takes a socket's place."""
         counted = cls(fileno=connected.detach())
-        counted.framing, counted.turns, counted._header = framing, turns, bytearray()
+        counted.framing, counted.turns, counted._round, counted._header = framing, turns, turns.join(), bytearray()
         return counted
 
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:
         """Reads plain bytes. Does not raise AbsurdFraming: the protocol, which parses them, does."""
-        self.turns.enter()
-        data = super().recv(min(bufsize, READ_BYTES), flags)
+        self._round = self.turns.enter(self._round)
+        data = super().recv(min(bufsize, self._most_bytes()), flags)
         self.framing.num_pieces += 1
         self.framing.num_bytes += len(data)
         return data
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         """Reads TLS records, before they are decrypted. Raises AbsurdFraming."""
-        self.turns.enter()
-        size = super().recv_into(buffer, min(nbytes or len(buffer), READ_BYTES), flags)
+        self._round = self.turns.enter(self._round)
+        size = super().recv_into(buffer, min(nbytes or len(buffer), self._most_bytes()), flags)
         self.framing.add(1 + PIECES_A_RECORD * self._count_records(memoryview(buffer)[:size]), size)
         return size
+
+    def _most_bytes(self) -> int:
+        """Returns what the next read may take, by the size of the pieces so far."""
+        if not self.turns.is_crowded:
+            return READ_BYTES
+        framing = self.framing
+        expected = CROWDED_PIECES * framing.num_bytes // max(1, framing.num_pieces)
+        return min(max(expected, CROWDED_BYTES), READ_BYTES)
 
     def _count_records(self, data: memoryview) -> int:
         """Returns how many records begin in these bytes."""

@@ -19,8 +19,8 @@ from router.api.http.framing import CountedSocket, Framing, Turns
 
 log = logging.getLogger("octavo.router.gateway")
 
-# Connections accepted in one turn of the event loop, and those that the kernel keeps meanwhile.
-_ACCEPTED_A_TURN, _BACKLOG = 32, 2048
+# Seconds in which one turn of the event loop begins to accept connections, and those that the kernel keeps meanwhile.
+_ACCEPTING_S, _BACKLOG = 0.001, 2048
 # No descriptor, or no memory for a socket: the connection stays in the kernel's queue.
 _SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S, _SAY_AGAIN_S = 0.1, 60.0
@@ -99,7 +99,8 @@ class Listener:
     # --- Accepting
 
     def _accept(self) -> None:
-        for _ in range(_ACCEPTED_A_TURN):
+        until = time.perf_counter() + _ACCEPTING_S
+        while time.perf_counter() < until:
             try:
                 accepted, address = self._socket.accept()
             except (BlockingIOError, InterruptedError):
@@ -127,14 +128,12 @@ class Listener:
         place.task = self._loop.create_task(self._connect(counted, framing, place))
 
     async def _connect(self, counted: CountedSocket, framing: Framing, place: _Place) -> None:
+        def leave(_: Connection) -> None:
+            self._places.pop(place, None)
+            place.connection = None
+
         def protocol() -> Connection:
-            made = Connection(
-                self._config,
-                self._state,
-                framing,
-                is_overloaded=self._is_overloaded,
-                on_end=lambda _: self._places.pop(place, None),
-            )
+            made = Connection(self._config, self._state, framing, is_overloaded=self._is_overloaded, on_end=leave)
             if self._context is None:
                 place.connection = made
             return made

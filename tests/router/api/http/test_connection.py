@@ -195,21 +195,9 @@ async def test_a_refused_connection_ends_also_if_its_request_has_not_begun(monke
         await lost.wait()
 
 
-async def test_a_turn_of_the_loop_begins_reads_for_so_long_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(framing, "READS_S", -1.0)
-    loop = asyncio.get_running_loop()
-    turns = framing.Turns(loop)
-    for _ in range(3):
-        turns.enter()
-        for _ in range(2):
-            with pytest.raises(BlockingIOError):
-                turns.enter()
-        await asyncio.sleep(0)
-
-
 async def test_connections_that_a_turn_did_not_read_are_read_in_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """One read a turn: all requests are answered nevertheless."""
-    monkeypatch.setattr(framing, "READS_S", -1.0)
+    monkeypatch.setattr(framing, "READS_S", 0.0)
     head = _CHUNKED.replace(b"host", b"connection: close\r\nhost")
     async with serving() as (_, port):
         answers = await asyncio.gather(*(sent(port, head, chunks(5000, 50), b"0\r\n\r\n") for _ in range(20)))
