@@ -66,7 +66,7 @@ class Turns:
         # True if this round or the last one takes more than a turn.
         self.is_crowded = False
 
-    def join(self) -> int:
+    def first_round(self) -> int:
         """Returns what a new connection passes to `enter` first."""
         return self._round if self.is_crowded else self._round - 1
 
@@ -112,7 +112,12 @@ class CountedSocket(socket.socket):
     def of(cls, connected: socket.socket, framing: Framing, turns: Turns) -> "CountedSocket":
         """Takes a socket's place."""
         counted = cls(fileno=connected.detach())
-        counted.framing, counted.turns, counted._round, counted._header = framing, turns, turns.join(), bytearray()
+        counted.framing, counted.turns, counted._round, counted._header = (
+            framing,
+            turns,
+            turns.first_round(),
+            bytearray(),
+        )
         return counted
 
     def recv(self, bufsize: int, flags: int = 0, /) -> bytes:

@@ -31,7 +31,7 @@ class Loop:
 
     def add(self, *names: str) -> None:
         for name in names:
-            self.rounds[name], self.reads[name] = self.turns.join(), 0
+            self.rounds[name], self.reads[name] = self.turns.first_round(), 0
 
     def turn(self, *names: str) -> None:
         for name in names or tuple(self.rounds):
