@@ -28,8 +28,7 @@ from worker.errors import PermanentError
 from worker.parallel.axes import Axes, axes_of
 from worker.process.link import Link, Wakeup
 from worker.process.loop import EXIT_PERMANENT, WorkerLoop
-from worker.process.progress import WorkerProgress
-from worker.process.status import HeartbeatThread, WorkerMetrics, WorkerStatus
+from worker.process.status import HeartbeatThread, WorkerMetrics, WorkerProgress, WorkerStatus
 from worker.step.runner import StepRunner
 
 if TYPE_CHECKING:

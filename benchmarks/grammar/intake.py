@@ -25,7 +25,7 @@ from router.errors import InvalidConstraint
 from router.intake.constraints import Constraints, compilers
 from router.security.identity import Identity, set_caller
 from router.telemetry.metrics import RouterMetrics
-from runtime.grammar.bounds import COMPILE_SECONDS
+from runtime.grammar.engine import COMPILE_SECONDS
 from runtime.model_files import resolve_model
 from runtime.tokenizer.files import tokenizer_directory
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from configs.options import Options
 from octavo.client.admin import Admin
 from runtime.block_hashes import hash_prompt_blocks, scope_of
-from scheduler.sessions.kv_events.messages import outside_hash
+from scheduler.sessions.kv_events.publisher import outside_hash
 from tests.support.scheduler.scheduler_process import scheduler_process
 from tests.support.scheduler.scheduling import RouterEnd, make_options, worker_process
 from tests.support.scheduler.vllm_subscriber import BlockRemoved, BlockStored, VllmSubscriber

@@ -15,10 +15,25 @@ from octavo.cluster.errors import ProcessFailed
 from octavo.cluster.processes import ProcessSpec, Stage, Unit
 from octavo.cluster.quarantine import RESTART_WINDOW, Quarantine, quarantine_text, released_text
 from octavo.cluster.readiness import read_health
-from octavo.cluster.standstill import Standstill
 from runtime.awake_time import AwakeTime
 from runtime.progress.page import ProgressPage
 from runtime.progress.watchdog import EXIT_HUNG, STACKS_SIGNAL
+
+
+class Standstill:
+    """Follows the page of one process. A process that starts does not stand still, however long it takes."""
+
+    def __init__(self, page: ProgressPage, awake: AwakeTime) -> None:
+        """awake: knows when the supervisor itself stood still and could not see progress."""
+        self._page, self._awake = page, awake
+        self._count, self._since = 0, 0.0
+
+    def seconds(self, now: float) -> float:
+        """Seconds without progress. now: on time.monotonic()."""
+        if (count := self._page.count) != self._count:
+            self._count, self._since = count, now
+        return self._awake.seconds(self._since, now) if count else 0.0
+
 
 # The exit code of a process that would fail again in the same way: a bad option, a missing model, a corrupt file.
 PERMANENT_FAILURE = 2

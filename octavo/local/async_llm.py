@@ -14,9 +14,8 @@ from octavo.client.requests import Message, Prompt, RequestOptions, SamplingPara
 from octavo.client.results import Generation
 from octavo.local.engine_thread import EngineThread
 from octavo.local.in_process import InProcess
-from octavo.local.outputs import OutputFlow
 from octavo.local.request import LocalRequest
-from octavo.local.running import Asked
+from octavo.local.running import Asked, OutputFlow
 
 
 class Streams(Protocol):
@@ -105,7 +104,7 @@ def _streams(options: Options) -> Streams:
     if options.world_size * options.data_parallel_size == 1:
         return _Here(options)
     # It imports gRPC and what starts processes.
-    from octavo.local.async_workers import AsyncWorkers
+    from octavo.local.own_cluster import AsyncWorkers
 
     return AsyncWorkers(options)
 

@@ -10,9 +10,8 @@ from octavo.client.requests import generate_request
 from octavo.client.results import Generation
 from octavo.local.desk import LocalItems, LocalModel, LocalText, run_here
 from octavo.local.engine import build_engine
-from octavo.local.request import LocalRequest
+from octavo.local.request import LocalRequest, LocalSearch
 from octavo.local.running import Asked, Running
-from octavo.local.search import LocalSearch
 from protos import inference_pb2 as pb
 from router.errors import RequestError
 from router.intake.constraints import canonical_form, compilers

@@ -26,7 +26,7 @@ def computes(options: Options) -> Computes:
     if options.world_size * options.data_parallel_size == 1:
         return InProcess(options)
     # It imports gRPC and what starts processes.
-    from octavo.local.workers import Workers
+    from octavo.local.own_cluster import Workers
 
     return Workers(options)
 

@@ -1,19 +1,26 @@
-"""A cluster of this program's own: the processes of `octavo up`, kept running by a thread."""
+"""A cluster of this program's own: the processes of `octavo up`, kept running by a thread.
+
+LLM and AsyncLLM call its router when the model has several ranks or replicas."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import tempfile
 import threading
 import urllib.request
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from configs.options import Options
+from octavo.client.async_client import AsyncClient, AsyncGenerationStream
+from octavo.client.errors import Cancelled
+from octavo.client.results import FinishReason, Generation
 from octavo.cluster.errors import ClusterError
 from octavo.cluster.ports import claimed_ports, resolve_ports, with_free_ports
 from octavo.cluster.processes import ProcessSpec, Stage, cluster_processes
@@ -22,6 +29,8 @@ from octavo.cluster.readiness import grpc_target, router_targets
 from octavo.cluster.runtime_files import child_environment, locked_runtime_dir, write_options
 from octavo.cluster.serving import wait_until_serving
 from octavo.cluster.supervisor import Supervisor
+from octavo.local.running import Asked, OutputFlow
+from runtime.model_files import resolve_model
 
 _log = logging.getLogger("octavo.local")
 Result = TypeVar("Result")
@@ -180,3 +189,143 @@ def _close(loop: asyncio.AbstractEventLoop, thread: threading.Thread, processes:
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+
+
+# Requests sent ahead of those that run, for each row: enough that rows never wait for a request.
+_REQUESTS_A_ROW = 2
+
+
+class Workers:
+    """Computes in a cluster of its own. A worker that dies is started again, and its requests go on."""
+
+    def __init__(self, options: Options) -> None:
+        """Returns once all serve. Raises ModelNotFoundError, ClusterError."""
+        # At once, and not as the last words of a worker.
+        resolve_model(options.model)
+        self._cluster = OwnCluster(options)
+        # Belongs to the cluster's own event loop, in which all is computed.
+        self._failure: asyncio.Future[ClusterError] | None = None
+        self._most_at_once = _REQUESTS_A_ROW * options.max_num_seqs * options.data_parallel_size
+
+    @property
+    def num_preemptions(self) -> int:
+        return self._cluster.num_preemptions
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process ids by name, such as "worker 0.1"."""
+        return self._cluster.pids
+
+    def compute(self, asked: Sequence[Asked]) -> list[Generation]:
+        """The first error of a request ends all. Raises ClusterError once the cluster can't go on."""
+        return self._cluster.run(lambda: self._compute(asked))
+
+    async def _compute(self, asked: Sequence[Asked]) -> list[Generation]:
+        computing = asyncio.create_task(self._compute_all(asked))
+        if self._failure is None:
+            self._failure = asyncio.wrap_future(self._cluster.failure)
+        try:
+            await asyncio.wait({computing, self._failure}, return_when=asyncio.FIRST_COMPLETED)
+            if self._failure.done():
+                raise self._failure.result()
+            return await computing
+        finally:
+            computing.cancel()
+            await asyncio.wait({computing})
+
+    async def _compute_all(self, asked: Sequence[Asked]) -> list[Generation]:
+        room = asyncio.Semaphore(self._most_at_once)
+
+        async def one(each: Asked) -> Generation:
+            prompt, sampling, options = each
+            async with room:
+                return await client.generate(prompt, sampling, **options)
+
+        async with AsyncClient(self._cluster.targets) as client:
+            tasks = [asyncio.create_task(one(each)) for each in asked]
+            try:
+                return await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def close(self) -> None:
+        self._cluster.close()
+
+
+class AsyncWorkers:
+    """Streams from a cluster of its own. A worker that dies is started again, and its requests go on."""
+
+    def __init__(self, options: Options) -> None:
+        """Returns once all serve. Raises ModelNotFoundError, ClusterError."""
+        resolve_model(options.model)
+        self._cluster = OwnCluster(options)
+        self._failure: Exception | None = None
+        self._flows: dict[str, OutputFlow] = {}
+        self._aborted: set[str] = set()
+        # There is one while there are streams: it belongs to their event loop.
+        self._client: AsyncClient | None = None
+        self._cluster.failure.add_done_callback(self._note_failure)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The process ids by name, such as "worker 0.1"."""
+        return self._cluster.pids
+
+    async def stream(self, request_id: str, asked: Asked) -> AsyncGenerator[Generation, None]:
+        if self._failure is not None:
+            raise self._failure
+        prompt, sampling, options = asked
+        flow = self._flows[request_id] = OutputFlow()
+        if self._client is None:
+            self._client = AsyncClient(self._cluster.targets)
+        try:
+            with contextlib.closing(self._client.stream(prompt, sampling, **options)) as stream:
+                receiving = asyncio.create_task(self._receive(stream, flow))
+                try:
+                    async for output in flow.read(lambda: self._generation(stream)):
+                        yield output
+                finally:
+                    receiving.cancel()
+                    await asyncio.wait({receiving})
+        finally:
+            del self._flows[request_id]
+            self._aborted.discard(request_id)
+            if not self._flows and self._client is not None:
+                client, self._client = self._client, None
+                await client.close()
+
+    async def _receive(self, stream: AsyncGenerationStream, flow: OutputFlow) -> None:
+        try:
+            async for _ in stream:
+                flow.notify()
+            flow.notify()
+        except Cancelled as error:
+            flow.notify(None if stream.request_id in self._aborted else error)
+        except Exception as error:  # noqa: BLE001 (its reader raises it)
+            flow.notify(error)
+
+    def _generation(self, stream: AsyncGenerationStream) -> Generation:
+        found = stream.generation
+        if found.finished or stream.request_id not in self._aborted:
+            return found
+        ended = (replace(each, finish_reason=each.finish_reason or FinishReason.CANCELLED) for each in found.choices)
+        return replace(found, choices=tuple(ended))
+
+    async def abort(self, request_id: str) -> None:
+        if flow := self._flows.get(request_id):
+            self._aborted.add(request_id)
+            flow.notify()
+
+    def close(self) -> None:
+        self._fail(RuntimeError("the LLM has been shut down"))
+        self._cluster.close()
+
+    def _note_failure(self, failure: "Future[ClusterError]") -> None:
+        self._fail(failure.result())
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = error
+        for flow in list(self._flows.values()):
+            flow.notify(error)

@@ -1,7 +1,10 @@
-"""The requests that an engine computes: each is a group of its own, each step of a beam search is one, too."""
+"""The requests that an engine computes: each is a group of its own, each step of a beam search is one, too.
 
+The outputs of an AsyncLLM's request are kept until its reader takes them."""
+
+import asyncio
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from octavo.client.errors import OctavoError
@@ -9,6 +12,39 @@ from octavo.client.requests import Prompt, RequestOptions, SamplingParams
 from octavo.client.results import Generation
 from octavo.local.engine import Engine, EngineOutput, SequenceOutput
 from octavo.local.request import LocalRequest
+
+
+class OutputFlow:
+    """The outputs of one request of an AsyncLLM. Tells its reader that there is something new: what a slow reader has
+    missed comes together, in one output."""
+
+    def __init__(self) -> None:
+        """Belongs to the running event loop."""
+        self.loop = asyncio.get_running_loop()
+        self._news = asyncio.Event()
+        self._error: Exception | None = None
+
+    def notify(self, error: Exception | None = None) -> None:
+        """Notes new output, or the error that ends the request. Callable from any thread."""
+        # The loop may have ended: then nobody reads.
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self._note, error)
+
+    def _note(self, error: Exception | None) -> None:
+        self._error = self._error or error
+        self._news.set()
+
+    async def read(self, generation: Callable[[], Generation]) -> AsyncIterator[Generation]:
+        """Yields the output so far whenever there is more, until it has finished. Raises the request's error."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            if self._error is not None:
+                raise self._error
+            yield (now := generation())
+            if now.finished:
+                return
+
 
 # A request as the user wrote it.
 Asked = tuple[Prompt, SamplingParams | None, RequestOptions]

@@ -1,16 +1,23 @@
-"""The application: two tables that follow the cluster, and keys that act on the row under the cursor."""
+"""The application: two tables that follow the cluster, and keys that act on the row under the cursor.
+
+A screen above them asks before anything is changed, or shows what happened to a request."""
 
 import time
 from collections.abc import Callable
+from io import StringIO
 from typing import Protocol
 
+from rich.console import Console
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static
 
 from octavo.client.admin import Explanation, Migration
 from octavo.client.errors import OctavoError
+from octavo.timeline import draw
 from octavo.top.rows import (
     NUM_TEXTS,
     REPLICA_COLUMNS,
@@ -21,9 +28,54 @@ from octavo.top.rows import (
     steps_text,
     summary,
 )
-from octavo.top.screens import Confirm, Explained
 from protos import admin_pb2 as pb
 from runtime.telemetry.rates import RateMeter
+
+
+class Confirm(ModalScreen[bool]):
+    """Asks before an action. Only `y` is a yes."""
+
+    BINDINGS = [Binding("y", "answer(True)", "Yes"), Binding("n,escape,q", "answer(False)", "No")]  # noqa: RUF012
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="question"):
+            yield Static(Text(self._question))
+            yield Static(Text("y: yes    n: no", "bold"))
+
+    def action_answer(self, answer: bool) -> None:
+        self.dismiss(answer)
+
+
+class Explained(ModalScreen[None]):
+    """Shows the timelines of a request."""
+
+    BINDINGS = [Binding("escape,q,enter", "dismiss", "Back")]  # noqa: RUF012
+
+    def __init__(self, explanation: Explanation, width: int) -> None:
+        super().__init__()
+        self._text = _drawn(explanation, width)
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(id="explained"):
+            yield Static(self._text)
+            yield Static(Text("Esc: back", "bold"))
+
+
+def _drawn(explanation: Explanation, width: int) -> Text:
+    """Draws the timelines as `octavo explain` does."""
+    output = StringIO()
+    console = Console(file=output, width=width, force_terminal=True, color_system="standard")
+    for number, timeline in enumerate(explanation.timelines):
+        if number:
+            console.print()
+        draw(timeline, console)
+    for cause in explanation.unreachable:
+        console.print(f"not reached: {cause}", markup=False)
+    return Text.from_ansi(output.getvalue())
 
 
 class Watched(Protocol):

@@ -17,8 +17,7 @@ from router.errors import InvalidConstraint
 from router.parsing.families import JSON_LIST, Markup, ToolFormat
 from router.parsing.parameters import InexactError, any_parameters, parameters
 from router.parsing.parser import tools_in_use
-from runtime.grammar.bounds import MAX_TEXT_BYTES
-from runtime.grammar.engine import ConstraintError
+from runtime.grammar.engine import MAX_TEXT_BYTES, ConstraintError
 from runtime.grammar.json_text import json_object, read_json
 
 # More are not a constraint without their whitespace, either.

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence, Set
 
 from protos import inference_pb2 as pb
-from router.parsing.guess import guess_reasoning_parser, guess_tool_call_parser
+from router.parsing.families import guess_reasoning_parser, guess_tool_call_parser
 from router.parsing.parser import (
     HARMONY,
     HARMONY_REASONING,

@@ -5,13 +5,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from protos.inference_pb2 import Constraint
-from runtime.grammar.bounds import MAX_AFTER_BYTES, MAX_CHOICES, MAX_TEXT_BYTES
-from runtime.grammar.engine import ConstraintError
+from runtime.grammar.engine import MAX_AFTER_BYTES, MAX_CHOICES, MAX_TEXT_BYTES, ConstraintError
 from runtime.grammar.json_schema.canonical import canonical_schema
-from runtime.grammar.json_schema.exact import with_exact_formats
+from runtime.grammar.json_schema.simplified import with_exact_formats
 from runtime.grammar.json_text import check_size, read_json
+from runtime.grammar.lark.gbnf import canonical_grammar
 from runtime.grammar.lark.text import check_regex, quoted, slashed
-from runtime.grammar.lark.user import canonical_grammar
 from runtime.grammar.structural.formats import canonical_structural_tag
 from runtime.grammar.structural.lark import grammars_of_structural_tag
 

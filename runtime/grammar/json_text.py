@@ -13,8 +13,7 @@ from urllib.parse import quote
 
 from pydantic_core import from_json
 
-from runtime.grammar.bounds import MAX_DEPTH, MAX_TEXT_BYTES
-from runtime.grammar.engine import ConstraintError
+from runtime.grammar.engine import MAX_DEPTH, MAX_TEXT_BYTES, ConstraintError
 
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 _BRACKETS = re.compile(r"[\[{]|[\]}]")

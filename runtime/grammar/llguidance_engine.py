@@ -7,10 +7,9 @@ from functools import lru_cache
 import numpy as np
 
 from protos.inference_pb2 import Constraint
-from runtime.grammar.bounds import COMPILE_MIB, COMPILE_SECONDS
 from runtime.grammar.compiling.compiler import Compiler
 from runtime.grammar.constraints import library_grammar
-from runtime.grammar.engine import ConstraintError, Engine, Matcher, ThinkingBudget
+from runtime.grammar.engine import COMPILE_MIB, COMPILE_SECONDS, ConstraintError, Engine, Matcher, ThinkingBudget
 from runtime.grammar.llguidance_matcher import LlguidanceMatcher, new_matcher
 from runtime.grammar.reasoning.after import AfterMatcher, FreePart, Occurrence
 from runtime.grammar.reasoning.thinking import ThinkingMatcher

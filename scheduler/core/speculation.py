@@ -3,7 +3,7 @@
 import numpy as np
 
 from scheduler.core.drafting.drafting import Drafting
-from scheduler.core.drafting.lengths import OutputLengths
+from scheduler.core.drafting.outputs import OutputLengths
 from scheduler.core.messages import Plan
 from scheduler.core.state.decodes import Selection
 from scheduler.core.state.plan_draft import PlanDraft, RowsWithDrafts

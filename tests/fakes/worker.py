@@ -28,8 +28,7 @@ from worker.errors import PermanentError
 from worker.parallel.axes import axes_of
 from worker.process.link import Link, Wakeup
 from worker.process.loop import WorkerLoop
-from worker.process.progress import WorkerProgress
-from worker.process.status import HeartbeatThread, WorkerMetrics, WorkerStatus
+from worker.process.status import HeartbeatThread, WorkerMetrics, WorkerProgress, WorkerStatus
 
 
 class FakeWorker:

@@ -1,10 +1,14 @@
-"""Reads from the sources which of our modules import which; executes nothing."""
+"""Reads from the sources which of our modules import which; executes nothing.
+
+python -m tests.support.imports router.api     prints the folder's floors: an entry imports what is below it
+"""
 
 import ast
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tests.support.repository import files, is_generated
+from tests.support.repository import ROOT, files, is_generated
 
 # module -> source, as "worker.gpu.engine" -> "import torch\n...". A package stands for its __init__.py.
 Sources = Mapping[str, str]
@@ -58,22 +62,35 @@ def entries_of(folder: str, modules: Iterable[str]) -> set[str]:
     return {module[len(folder) + 1 :].split(".")[0] for module in modules if module.startswith(f"{folder}.")}
 
 
-def upward(folder: str, floors: str, imports: Imports) -> list[str]:
-    """Imports among a folder's entries that don't go to a lower floor.
+def floors_of(folder: str, imports: Imports) -> list[set[str]]:
+    """The order in which a newcomer can read a folder: an entry imports what stands on lower floors, the first ones.
 
-    floors: "a b < c": floors from bottom to top, each a list of entries. The folder's own __init__.py is above all.
+    Raises ValueError if entries import each other, directly or through others of the folder.
     """
-    height = {entry: level for level, floor in enumerate(floors.split("<")) for entry in floor.split()}
-    found = []
+    own = {entry: set[str]() for entry in entries_of(folder, imports)}
     for module, targets in imports.items():
-        if not module.startswith(f"{folder}."):
-            continue
-        entry = module[len(folder) + 1 :].split(".")[0]
-        for target in sorted(targets):
-            if target == folder:
-                found.append(f"{module} imports its own package {folder}")
-            elif target.startswith(f"{folder}."):
-                other = target[len(folder) + 1 :].split(".")[0]
-                if other != entry and height.get(other, -1) >= height.get(entry, -1):
-                    found.append(f"{module} imports {target}: {other} is not below {entry}")
-    return found
+        if module.startswith(f"{folder}."):
+            (entry,) = entries_of(folder, [module])
+            own[entry] |= entries_of(folder, targets) - {entry}
+    floors: list[set[str]] = []
+    while own:
+        floor = {entry for entry, others in own.items() if not others & own.keys()}
+        if not floor:
+            raise ValueError(f"entries of {folder} import each other: {', '.join(sorted(circles(own)))}")
+        floors.append(floor)
+        own = {entry: others for entry, others in own.items() if entry not in floor}
+    return floors
+
+
+def main() -> None:
+    """Prints the floors of folders, such as router.api, from bottom to top."""
+    for folder in sys.argv[1:]:
+        print(f"{folder}:", " < ".join(" ".join(sorted(floor)) for floor in floors_of(folder, _ours(folder))))
+
+
+def _ours(folder: str) -> Imports:
+    return imports_of(sources_of(ROOT, [folder.partition(".")[0]]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""Builds a runner on a CPU from options: weights, KV cache, rows, warm-up."""
+"""Builds a runner on a CPU from options: weights, KV cache, rows, warm-up, and a draft model."""
 
 import logging
 import time
@@ -14,7 +14,6 @@ from kernels.cpu_backend import cpu_backend
 from kernels.native.memory import populate_in_background
 from runtime.model_files import resolve_model
 from worker.cpu.cache_sizes import cache_sizes, items_share_cache
-from worker.cpu.draft_build import load_draft_model
 from worker.cpu.executor import CpuExecutor
 from worker.cpu.head_build import load_cpu_head
 from worker.cpu.runner import Runner
@@ -26,8 +25,9 @@ from worker.errors import PermanentError
 from worker.layers.forward_context import ExpertLoad
 from worker.layers.kv_cache import KVCache
 from worker.model_config import ModelConfig
-from worker.models.drafting.draft_files import find_draft_model
+from worker.models.drafting.draft_files import DraftSource, find_draft_model
 from worker.models.drafting.drafter import Drafter
+from worker.models.drafting.loading import LoadedDraft, load_draft
 from worker.models.heads.source import find_head
 from worker.models.info import (
     check_states,
@@ -45,8 +45,15 @@ from worker.models.loader import load_model
 from worker.parallel.axes import axes_of, experts_of, shard_of, stage_of
 from worker.parallel.expert_exchange import check_experts
 from worker.parallel.groups import without_others
-from worker.sampling.grammar_engine import find_grammars
+from worker.sampling.grammars import find_grammars
 from worker.weights.cache import open_weight_cache
+
+
+def load_draft_model(options: Options, source: DraftSource) -> LoadedDraft:
+    """Loads the weights. Raises WeightsError."""
+    cache = open_weight_cache(options.weight_cache)
+    return load_draft(options, source, lambda loaded: CpuExecutor(loaded.model), cache=cache)
+
 
 _log = logging.getLogger("octavo.worker")
 

@@ -13,11 +13,9 @@ from kernels.linear.residual import Residual
 from kernels.step_inputs.triton import expand
 from worker.device.device import Device
 from worker.device.staging import Staging, StepLayout, device_memory
-from worker.gpu.device_rows import DeviceRows
-from worker.gpu.executor import GpuModel, StepGraphs
+from worker.gpu.executor import GpuModel, StepGraphs, StepLogits
 from worker.gpu.inputs import MixedStep, fill_decodes, fill_rows, fill_shifts, stage_mixed, with_items
-from worker.gpu.logits import StepLogits
-from worker.gpu.pending import AskedLogprobs, PendingStep, ResultLayout
+from worker.gpu.pending import AskedLogprobs, DeviceRows, PendingStep, ResultLayout
 from worker.gpu.sampler import LogitsSlice, Sampler, ScoredPositions, StepSampling
 from worker.layers.kv_cache import KVCache
 from worker.sampling.filters import SamplingKind

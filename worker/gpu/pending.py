@@ -1,4 +1,4 @@
-"""A step that is queued on the device, and its results.
+"""A step that is queued on the device, its results, and the device's state of every permanent row.
 
 Shape suffixes: N sampling rows, Q positions whose logprobs are asked for, K most likely tokens.
 """
@@ -12,9 +12,38 @@ from queue import SimpleQueue
 import numpy as np
 import torch
 
+from kernels.step_inputs.triton import write_tables
 from worker.device.device import Event
+from worker.device.staging import Part, StepSlot
 from worker.sampling.gpu_logprobs import LogprobTensors
-from worker.step.inputs import Logprobs, StepOutputs
+from worker.step.inputs import Logprobs, StepInputs, StepOutputs
+
+# Rows, places and block ids, on their way to the device.
+StagedTables = tuple[Part, Part, Part]
+
+
+class DeviceRows:
+    """The device's state of every permanent row: its block table and its last token.
+
+    Freeing a row changes nothing here: a new row overwrites all entries that it will read.
+    """
+
+    def __init__(self, device: torch.device, *, max_num_seqs: int, max_blocks: int) -> None:
+        """max_blocks: the most blocks of a row."""
+        self.block_tables_RB = torch.zeros(max_num_seqs, max_blocks, dtype=torch.int32, device=device)
+        self.last_tokens_R = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+
+    def stage(self, inputs: StepInputs, slot: StepSlot) -> StagedTables | None:
+        """Stages a step's changes, if there are any."""
+        if (changes := inputs.table_changes) is None:
+            return None
+        return slot.add(changes.rows_C), slot.add(changes.places_C), slot.add(changes.block_ids_C)
+
+    def apply(self, changes: StagedTables | None) -> None:
+        """Writes staged changes to the tables; call it after the step is sent."""
+        if changes is not None:
+            write_tables(self.block_tables_RB, *(part.tensor for part in changes))
+
 
 _log = logging.getLogger("octavo.worker")
 

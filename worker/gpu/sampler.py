@@ -10,8 +10,7 @@ import torch
 from kernels.sampling.triton_verify import verify
 from kernels.step_inputs.triton import remember_tokens
 from worker.device.staging import Part, StepSlot
-from worker.gpu.device_rows import DeviceRows
-from worker.gpu.pending import AskedLogprobs, ResultLayout
+from worker.gpu.pending import AskedLogprobs, DeviceRows, ResultLayout
 from worker.sampling.feature import Positions, Staged, Table
 from worker.sampling.features import AdjustedPositions, AdjustmentTables, RowSampling
 from worker.sampling.filters import DeviceFilters, SamplingKind

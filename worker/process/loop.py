@@ -16,8 +16,7 @@ from protos import step_pb2
 from runtime.wire import plan_digest
 from worker.errors import CollectiveError, PermanentError, PlanError, StepError
 from worker.process.link import Link, Wakeup
-from worker.process.ready import make_ready
-from worker.process.status import HeartbeatThread, WorkerMetrics, WorkerStatus
+from worker.process.status import HeartbeatThread, WorkerMetrics, WorkerStatus, make_ready
 from worker.step.runner import PendingResult, StepRunner
 
 if TYPE_CHECKING:

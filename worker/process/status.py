@@ -1,4 +1,5 @@
-"""A worker's reports about itself: heartbeats, on a thread of their own, and metrics."""
+"""A worker's reports about itself: what a rank computes, its progress, heartbeats on a thread
+of their own, and metrics."""
 
 import logging
 import math
@@ -14,10 +15,26 @@ import zmq
 from google.protobuf.message import DecodeError
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
+from configs import features
 from protos import step_pb2
 from runtime.awake_time import AwakeTime
+from runtime.progress.watchdog import LoopProgress, Stillness
 from worker.process.link import make_dealer
 from worker.step.runner import StepRunner
+
+
+def make_ready(runner: StepRunner, *, epoch: int, rank: int) -> step_pb2.Ready:
+    return step_pb2.Ready(
+        epoch=epoch,
+        rank=rank,
+        model=runner.model_info,
+        num_swap_blocks=runner.num_swap_blocks,
+        features=sorted(features.of_worker(runner.model_info)),
+        holds_constrained=runner.holds_constrained,
+        drafter=runner.drafter,
+        encoder_cache_size=0 if runner.items is None else runner.items.cache_size,
+    )
+
 
 _log = logging.getLogger("octavo.worker")
 
@@ -307,3 +324,34 @@ class WorkerMetrics:
 
     def count_epoch_failure(self) -> None:
         self._failures.inc()
+
+
+# The scheduler gives up a step after step_timeout. If the step returns a little later, the weights stay loaded.
+_LONGEST_GRACE_S = 10.0
+_STEPPING = step_pb2.WORKER_STATE_STEPPING
+_LOADING = (step_pb2.WORKER_STATE_LOADING, step_pb2.WORKER_STATE_COMPILING)
+
+
+class WorkerProgress:
+    """The progress of a worker's loop and of its steps, for runtime.progress.watchdog: nothing but the process's end
+    interrupts a kernel that hangs. It is not judged while it loads or waits for other ranks, which may take
+    any time."""
+
+    def __init__(self, status: WorkerStatus, *, step_timeout: float, hang_timeout: float) -> None:
+        self._status, self._step_timeout = status, step_timeout
+        self._step_bound_s = step_timeout + min(step_timeout, _LONGEST_GRACE_S)
+        self._loop = LoopProgress("the worker's loop", hang_timeout)
+
+    def stillness(self, now: float, awake: AwakeTime) -> Stillness | None:
+        status = self._status.snapshot()
+        self._loop.turns = self._status.num_turns
+        if status.state in _LOADING:
+            return None
+        if status.state != _STEPPING:
+            return self._loop.stillness(now, awake)
+        return Stillness(
+            what=f"step {status.oldest_step} has not returned",
+            seconds=awake.seconds(status.since, now),
+            bound_s=self._step_bound_s,
+            option=f"step_timeout={self._step_timeout:g}",
+        )

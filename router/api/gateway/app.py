@@ -38,8 +38,7 @@ from router.api.gateway.errors import (
 )
 from router.api.gateway.events import Event, events_of, in_intervals, parse_outputs
 from router.api.gateway.ignored import HEADER, IgnoredFields
-from router.api.gateway.openai.batch import BatchReply
-from router.api.gateway.openai.chat import ChatReply
+from router.api.gateway.openai.chat import BatchReply, ChatReply
 from router.api.gateway.openai.completion import CompletionReply
 from router.api.gateway.openai.form import BatchForm, Form, parsed
 from router.api.gateway.openai.reply import Reply

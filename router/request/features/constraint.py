@@ -7,7 +7,7 @@ from protos.inference_pb2 import Constraint, GenerateRequest, ModelInfo, Samplin
 from router.errors import InvalidConstraint, InvalidRequest, InvalidTools
 from router.parsing.grammar import UnenforceableError, enforced_schemas, is_json_answer, tool_constraint
 from router.parsing.parser import OutputFormat
-from runtime.grammar.bounds import MAX_TEXT_BYTES
+from runtime.grammar.engine import MAX_TEXT_BYTES
 
 # Returns the canonical form of a constraint. Raises InvalidConstraint, and MissingFeature if none can be compiled here.
 Canonical = Callable[[Constraint, ModelInfo], Awaitable[Constraint]]

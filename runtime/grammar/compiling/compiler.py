@@ -16,9 +16,15 @@ from pathlib import Path
 import psutil
 
 from protos.inference_pb2 import Constraint
-from runtime.grammar.bounds import COMPILE_MIB, COMPILE_SECONDS
 from runtime.grammar.compiling.messages import REFUSED, SIZE, write_message
-from runtime.grammar.engine import ConstraintCompiler, ConstraintError, EngineError, OverBoundError
+from runtime.grammar.engine import (
+    COMPILE_MIB,
+    COMPILE_SECONDS,
+    ConstraintCompiler,
+    ConstraintError,
+    EngineError,
+    OverBoundError,
+)
 
 # Python and the library, on a busy machine.
 _START_SECONDS = 60.0

@@ -7,15 +7,14 @@ refused by its name.
 
 from typing import Any
 
-from runtime.grammar.bounds import MAX_ENUM, MAX_INTEGER, MAX_ITEMS, MAX_LENGTH, MAX_SCHEMAS
-from runtime.grammar.engine import ConstraintError
+from runtime.grammar.engine import MAX_ENUM, MAX_INTEGER, MAX_ITEMS, MAX_LENGTH, MAX_SCHEMAS, ConstraintError
 from runtime.grammar.json_schema.code_points import has_writable
-from runtime.grammar.json_schema.formats import FORMATS
 from runtime.grammar.json_schema.keywords import (
     ANCHORS,
     COUNTS,
     DEFINITIONS,
     DRAFTS,
+    FORMATS,
     HINTS,
     IN_PLACE,
     LONELY_REF_DRAFTS,

@@ -7,8 +7,7 @@ automaton can't do is refused by its name.
 
 from dataclasses import dataclass
 
-from runtime.grammar.bounds import MAX_DEPTH, MAX_REPEAT
-from runtime.grammar.engine import ConstraintError
+from runtime.grammar.engine import MAX_DEPTH, MAX_REPEAT, ConstraintError
 from runtime.grammar.json_schema.code_points import (
     ALL,
     DIGITS,

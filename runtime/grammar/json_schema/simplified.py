@@ -6,9 +6,33 @@ Only where no case has to be decided by an instance; the rest is refused by its 
 from collections.abc import Callable
 from typing import Any
 
-from runtime.grammar.bounds import MAX_REPEAT
-from runtime.grammar.json_schema.keywords import DEFINITIONS, SCHEMA, SCHEMA_LISTS, SCHEMA_MAPS, TYPES
+from runtime.grammar.engine import MAX_REPEAT
+from runtime.grammar.json_schema.keywords import DEFINITIONS, EXACT, SCHEMA, SCHEMA_LISTS, SCHEMA_MAPS, TYPES
 from runtime.grammar.json_schema.locations import is_annotation
+
+
+def with_exact_formats(schema: Any) -> Any:
+    """Replaces formats for which the library is too loose by patterns."""
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for keyword, value in schema.items():
+        if keyword in SCHEMA:
+            value = with_exact_formats(value)
+        elif keyword in SCHEMA_LISTS:
+            value = [with_exact_formats(each) for each in value]
+        elif keyword in SCHEMA_MAPS or keyword in DEFINITIONS:
+            value = {name: with_exact_formats(each) for name, each in value.items()}
+        found[keyword] = value
+    pattern = EXACT.get(found.get("format", ""))
+    if pattern is not None:
+        del found["format"]
+        if "pattern" in found:
+            found["allOf"] = [*found.get("allOf", ()), {"pattern": pattern}]
+        else:
+            found["pattern"] = pattern
+    return found
+
 
 # What they evaluate is not seen in the schema itself (JSON Schema core, section 11).
 _ELSEWHERE = frozenset(

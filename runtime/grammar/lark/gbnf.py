@@ -1,4 +1,4 @@
-"""Grammars as GBNF writes them (llama.cpp's EBNF), converted to Lark's syntax.
+"""Grammars that clients write: in Lark's syntax, or as GBNF (llama.cpp's EBNF), converted to it.
 
 GBNF has no terminals: a rule matches characters. The library matches terminals, as long as they can be, and rules over
 them. So what needs no recursion becomes one terminal, and neighbours are joined: then both mean the same. Where a
@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from runtime.grammar.bounds import MAX_DEPTH, MAX_REPEAT
-from runtime.grammar.engine import ConstraintError
+from runtime.grammar.engine import MAX_DEPTH, MAX_REPEAT, ConstraintError
 from runtime.grammar.json_schema.code_points import ALL, inverse, normal, written
-from runtime.grammar.lark.text import quoted
+from runtime.grammar.json_text import check_size
+from runtime.grammar.lark.text import check_lark, quoted
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _SPACE = re.compile(r"(?:[ \t]|#[^\n]*)+")
@@ -304,3 +304,16 @@ def _names(part: _Part) -> Iterator[str]:
         for option in part.options:
             for each in option:
                 yield from _names(each)
+
+
+def canonical_grammar(text: str, field: str = "grammar") -> str:
+    """Returns a grammar in Lark's syntax. Raises ConstraintError."""
+    check_size(text, field)
+    if is_gbnf(text):
+        text = lark_of_gbnf(text)
+        check_size(text, f"{field}, converted to Lark,")
+    elif not re.search(r"^[^\S\n]*\??start\b[^:\n]*:", text, re.MULTILINE):
+        raise ConstraintError(
+            f"{field} has neither a rule `start:` (Lark's syntax) nor `root ::=` (GBNF): no other syntax is supported"
+        )
+    return check_lark(text, field)

@@ -3,8 +3,7 @@
 import json
 import re
 
-from runtime.grammar.bounds import MAX_DEPTH, MAX_REPEAT
-from runtime.grammar.engine import ConstraintError
+from runtime.grammar.engine import MAX_DEPTH, MAX_REPEAT, ConstraintError
 
 ANY_TEXT = "/(?s:.*)/"
 

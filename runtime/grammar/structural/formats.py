@@ -7,12 +7,11 @@ of before, which becomes a format of today's kind `triggered_tags`.
 from collections.abc import Callable
 from typing import Any
 
-from runtime.grammar.bounds import MAX_CHOICES, MAX_DEPTH, MAX_REPEAT
-from runtime.grammar.engine import ConstraintError
+from runtime.grammar.engine import MAX_CHOICES, MAX_DEPTH, MAX_REPEAT, ConstraintError
 from runtime.grammar.json_schema.canonical import canonical_schema
 from runtime.grammar.json_text import read_json, write_json
+from runtime.grammar.lark.gbnf import canonical_grammar
 from runtime.grammar.lark.text import check_regex
-from runtime.grammar.lark.user import canonical_grammar
 
 FIELD = "structural_tag"
 

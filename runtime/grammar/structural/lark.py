@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runtime.grammar.engine import ConstraintError
-from runtime.grammar.json_schema.exact import with_exact_formats
+from runtime.grammar.json_schema.simplified import with_exact_formats
 from runtime.grammar.json_text import read_json
 from runtime.grammar.lark.text import quoted, slashed, without
 from runtime.grammar.structural.formats import FIELD

@@ -5,15 +5,10 @@ All of it follows from the tokens of the rows, the drafts of the workers' drafte
 
 import numpy as np
 
-from scheduler.core.drafting.backlog import Backlog
-from scheduler.core.drafting.choice import CostTable, choose_counts, choose_depth
-from scheduler.core.drafting.lengths import OutputLengths
+from scheduler.core.drafting.choice import MOST_RATE, CostTable, Pause, Rates, Worth, choose_counts, choose_depth
 from scheduler.core.drafting.lookup import Lookup
-from scheduler.core.drafting.outputs import MOST_SCOPES, RecentOutputs, Scope
-from scheduler.core.drafting.pause import Pause
-from scheduler.core.drafting.rates import MOST_RATE, Rates
-from scheduler.core.drafting.texts import NewTokens, Texts
-from scheduler.core.drafting.worth import Worth
+from scheduler.core.drafting.outputs import MOST_SCOPES, OutputLengths, RecentOutputs, Scope
+from scheduler.core.drafting.texts import Backlog, NewTokens, Texts
 from scheduler.core.messages import CoreSettings, Speculation, StepCosts
 
 # Tokens of the contexts of SuffixDecoding's tree (Oliaro and others, 2024, arXiv 2411.04975) that are tried here: the

@@ -9,19 +9,68 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import msgspec
 import zmq
 
 from configs.options import Options
 from runtime.grpc_setup.server import is_loopback
-from runtime.kv_events import END, NUMBER_BYTES, KvEventBatch
+from runtime.kv_events import END, NUMBER_BYTES, AllBlocksCleared, BlockRemoved, BlockStored, KvEventBatch
 from runtime.wire import KV_EVENTS_WAITING
+from scheduler.core import messages as core
 from scheduler.core.messages import CacheEvent
-from scheduler.sessions.kv_events.messages import kv_events
 from scheduler.sockets import AddressError, path_of
+
+# vLLM's word for the cache that steps read, on every device.
+_MEDIUM = "GPU"
+
+
+def outside_hash(block_hash: bytes) -> int:
+    """A block's hash as outside routers see it."""
+    return int.from_bytes(block_hash[-8:], "big")
+
+
+def kv_events(changes: Iterable[core.CacheEvent]) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
+    """Converts changes, in order; neighbours of one kind are joined. Blocks whose content is not known are left out:
+    they were stored before anything was told."""
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared] = []
+    tail: bytes | None = None
+    for change in changes:
+        last = events[-1] if events else None
+        match change:
+            case core.BlockStored(block_hash, content):
+                if content is None:
+                    continue
+                if not (isinstance(last, BlockStored) and tail is not None and content.parent == tail):
+                    parent = None if content.parent is None else outside_hash(content.parent)
+                    last = BlockStored([], parent, [], len(content.token_ids), None, _MEDIUM, None)
+                    events.append(last)
+                _append(last, block_hash, content)
+                tail = block_hash
+            case core.BlockRemoved(block_hash):
+                if not isinstance(last, BlockRemoved):
+                    last = BlockRemoved([], _MEDIUM)
+                    events.append(last)
+                last.block_hashes.append(outside_hash(block_hash))
+            case core.CacheCleared():
+                events.append(AllBlocksCleared())
+    return events
+
+
+def _append(stored: BlockStored, block_hash: bytes, content: core.BlockContent) -> None:
+    keys: tuple[Any, ...] = tuple((name.hex(), first) for name, first in content.items)
+    if content.parent is None and content.cache_salt:
+        keys += (content.cache_salt,)
+    if keys and stored.extra_keys is None:
+        stored.extra_keys = [None for _ in stored.block_hashes]
+    if stored.extra_keys is not None:
+        stored.extra_keys.append(keys or None)
+    stored.block_hashes.append(outside_hash(block_hash))
+    stored.token_ids += content.token_ids
+
 
 log = logging.getLogger("octavo.scheduler.sessions.kv_events")
 

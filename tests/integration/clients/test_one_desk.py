@@ -11,7 +11,7 @@ from google.protobuf.struct_pb2 import Struct
 from configs.load import load_options
 from octavo import LLM, AsyncLLM, Generation
 from octavo.client.errors import OctavoError
-from octavo.local.workers import Workers
+from octavo.local.own_cluster import Workers
 from protos import inference_pb2 as pb
 from tests.support.models.vision_models import IMAGE, VOCAB_SIZE, file_of, picture, qwen2_5_vl, write_model
 

@@ -20,7 +20,7 @@ from octavo.client.admin import Admin
 from router.api.compat.kv_relay import relay
 from runtime.block_hashes import hash_prompt_blocks, scope_of
 from scheduler.server import SchedulerServer
-from scheduler.sessions.kv_events.messages import outside_hash
+from scheduler.sessions.kv_events.publisher import outside_hash
 from tests.fakes.hash_runner import HashModel
 from tests.fakes.routers import running_router
 from tests.support.scheduler.kv_events import cached, events_options, serve_prompts

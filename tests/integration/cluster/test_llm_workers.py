@@ -11,7 +11,7 @@ import pytest
 
 from octavo import LLM, Generation, InvalidRequest, SamplingParams
 from octavo.cluster.errors import ClusterError
-from octavo.local.workers import Workers
+from octavo.local.own_cluster import Workers
 from tests.support.models.tiny_model import make_tiny_model
 
 PROMPTS = ["w5 w6 w7", "w9 w8", " ".join(f"w{i}" for i in range(10, 60)), [3, 4, 5]]

@@ -9,7 +9,7 @@ import pytest
 import zmq
 
 from runtime.block_hashes import hash_prompt_blocks, scope_of
-from scheduler.sessions.kv_events.messages import outside_hash
+from scheduler.sessions.kv_events.publisher import outside_hash
 from scheduler.sockets import AddressError
 from tests.support.ports import free_port
 from tests.support.scheduler.kv_events import TOPIC, cached, events_options, serve_prompts

@@ -10,7 +10,7 @@ from octavo.client.errors import OctavoError
 
 
 def test_without_textual_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("octavo.top.app", "octavo.top.screens"):
+    for module in ("octavo.top.app", "octavo.top.app"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "textual", None)
     monkeypatch.setitem(sys.modules, "textual.app", None)

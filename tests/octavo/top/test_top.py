@@ -11,9 +11,8 @@ from textual.widgets import DataTable, Static
 
 from octavo.client.admin import Explanation, Migration, RequestTimeline, TimelineEntry
 from octavo.client.errors import RequestNotFound, Unavailable
-from octavo.top.app import Top
+from octavo.top.app import Confirm, Explained, Top
 from octavo.top.rows import replica_row, request_row
-from octavo.top.screens import Confirm, Explained
 from protos import admin_pb2 as pb
 from runtime.telemetry.rates import ReplicaRates
 

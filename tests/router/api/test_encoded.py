@@ -9,8 +9,7 @@ import pytest
 from protos import inference_pb2 as pb
 from router.api.encoded import PART_BYTES, Body, EncodedList, EncodedText, encode, parts_of
 from router.api.gateway.anthropic.reply import MessageReply
-from router.api.gateway.openai.batch import BatchReply
-from router.api.gateway.openai.chat import ChatReply
+from router.api.gateway.openai.chat import BatchReply, ChatReply
 from router.api.gateway.openai.completion import CompletionReply
 from router.api.gateway.openai.form import BatchForm, Form
 from router.api.gateway.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, text_of

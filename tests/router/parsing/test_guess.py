@@ -5,8 +5,7 @@ from typing import get_args
 import pytest
 
 from configs.groups.router import ReasoningParser, ToolCallParser
-from router.parsing.families import TOOL_FORMATS
-from router.parsing.guess import guess_reasoning_parser, guess_tool_call_parser
+from router.parsing.families import TOOL_FORMATS, guess_reasoning_parser, guess_tool_call_parser
 from router.parsing.parser import HARMONY_REASONING
 from router.parsing.reasoning import REASONING_FORMATS
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from scheduler.core.messages import Plan
-from scheduler.telemetry.step_watch import StepWatch
+from scheduler.telemetry.reports import StepWatch
 
 
 def plan(step: int) -> Plan:

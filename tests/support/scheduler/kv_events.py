@@ -4,7 +4,7 @@ import random
 from pathlib import Path
 
 from scheduler.server import SchedulerServer
-from scheduler.sessions.kv_events.messages import outside_hash
+from scheduler.sessions.kv_events.publisher import outside_hash
 from tests.support.scheduler.scheduling import RouterEnd, make_options
 
 TOPIC = "kv-events"

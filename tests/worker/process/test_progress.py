@@ -3,8 +3,7 @@
 from protos import step_pb2
 from runtime.awake_time import AwakeTime
 from runtime.progress.watchdog import Stillness
-from worker.process.progress import WorkerProgress
-from worker.process.status import WorkerStatus
+from worker.process.status import WorkerProgress, WorkerStatus
 
 
 class Worker:

@@ -5,8 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from scheduler.core.drafting.choice import LEAST_GAIN_OF_WORKERS, CostTable, choose_counts, choose_depth
-from scheduler.core.drafting.rates import MOST_RATE
+from scheduler.core.drafting.choice import LEAST_GAIN_OF_WORKERS, MOST_RATE, CostTable, choose_counts, choose_depth
 from scheduler.core.messages import StepCosts
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scheduler.core.drafting.lengths import OutputLengths
+from scheduler.core.drafting.outputs import OutputLengths
 
 
 def lengths_of(known: list[int]) -> OutputLengths:

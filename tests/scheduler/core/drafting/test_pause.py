@@ -1,6 +1,6 @@
 """Pauses of drafters."""
 
-from scheduler.core.drafting.pause import Pause
+from scheduler.core.drafting.choice import Pause
 
 
 def awake(pause: Pause, num_steps: int, *, in_vain: bool = True) -> list[int]:

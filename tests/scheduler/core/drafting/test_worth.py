@@ -1,6 +1,6 @@
 """Trust in the estimates of drafts."""
 
-from scheduler.core.drafting.worth import Worth
+from scheduler.core.drafting.choice import Worth
 
 
 def test_estimates_are_trusted_as_far_as_they_came_true() -> None:

@@ -5,7 +5,7 @@ import msgspec
 from runtime.block_hashes import hash_prompt_blocks, scope_of
 from runtime.kv_events import KvEventBatch
 from scheduler.core.messages import BlockContent, BlockRemoved, BlockStored, CacheCleared
-from scheduler.sessions.kv_events.messages import kv_events, outside_hash
+from scheduler.sessions.kv_events.publisher import kv_events, outside_hash
 
 FIRST, SECOND, THIRD = hash_prompt_blocks([1, 2, 3, 4, 5, 6], 2, scope_of(""))
 
