@@ -10,9 +10,9 @@ from scheduler.core.speculation import Speculator
 from scheduler.core.state.blocks import num_blocks_for
 from scheduler.core.state.decodes import Selection, size_of
 from scheduler.core.state.plan_draft import PlanDraft
+from scheduler.core.state.queue import OUTPUT_TOKEN_COST
 from scheduler.core.state.request import Sequence, SequenceStatus
 from scheduler.core.state.state import State
-from scheduler.core.state.waiting import OUTPUT_TOKEN_COST
 
 _NONE = slice(0, 0)
 # Waiting sequences that others overtake in one plan because their items are being prepared.

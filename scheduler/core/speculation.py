@@ -7,10 +7,10 @@ from scheduler.core.drafting.outputs import OutputLengths
 from scheduler.core.messages import Plan
 from scheduler.core.state.decodes import Selection
 from scheduler.core.state.plan_draft import PlanDraft, RowsWithDrafts
+from scheduler.core.state.queue import OUTPUT_TOKEN_COST
 from scheduler.core.state.request import Sequence
 from scheduler.core.state.running import StepInFlight
 from scheduler.core.state.state import State
-from scheduler.core.state.waiting import OUTPUT_TOKEN_COST
 
 # A sequence in a step in flight gets drafts only once that step has returned, and misses a step for it. It waits if
 # its drafts should give it at least this many tokens more.

@@ -17,9 +17,8 @@ import torch
 from protos import step_pb2
 from worker.parallel.groups import PipelineLink, Transfer
 from worker.step.inputs import BatchRows
-from worker.step.plans import decoding_rows, num_drafts_of
 from worker.step.results import StepTokens
-from worker.step.rows import Rows
+from worker.step.rows import Rows, decoding_rows, num_drafts_of
 
 # Channels of a PipelineLink.
 _STREAM, _SAID = 0, 1

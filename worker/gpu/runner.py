@@ -20,9 +20,8 @@ from worker.parallel.groups import Groups
 from worker.step.batch import Gathered, gather
 from worker.step.inputs import PromptScores, Scheduled, StepInputs, StepOutputs
 from worker.step.masks import begin_masks, find_forced
-from worker.step.plans import decoding_rows, planned_swaps
 from worker.step.results import BegunStep, ScoredPrompt, scored_prompts
-from worker.step.rows import Rows
+from worker.step.rows import Rows, decoding_rows, planned_swaps
 from worker.step.warm_up import warm_up_plans
 
 Given = ParamSpec("Given")

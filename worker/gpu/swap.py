@@ -13,7 +13,7 @@ import torch
 from kernels.kv_cache.swap.torch_gpu import BlockSwap, copy_runs, merge_runs, pinned_layers
 from worker.device.device import Device
 from worker.layers.kv_cache import KVCache
-from worker.step.plans import PlannedSwaps
+from worker.step.rows import PlannedSwaps
 
 
 class CopyEvent(Protocol):

@@ -21,12 +21,10 @@ from scheduler.core.state.decodes import Decodes
 from scheduler.core.state.endings import EndTokens
 from scheduler.core.state.fault_isolation import FaultIsolation
 from scheduler.core.state.items import Items
-from scheduler.core.state.queue import Admission, Deadlines, why_items_never_fit
+from scheduler.core.state.queue import Admission, Deadlines, WaitingQueue, why_items_never_fit
 from scheduler.core.state.request import Group, Sequence, SequenceStatus
-from scheduler.core.state.rows import Rows
-from scheduler.core.state.running import InFlight, Running
+from scheduler.core.state.running import InFlight, Rows, Running
 from scheduler.core.state.timelines import Timelines
-from scheduler.core.state.waiting import WaitingQueue
 
 
 class State:

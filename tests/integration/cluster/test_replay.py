@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from configs.options import Options
 from octavo.cli.main import app
-from scheduler.core.state.rows import Rows
+from scheduler.core.state.running import Rows
 from scheduler.recording.file import RecordingFile
 from scheduler.recording.replay import Replay
 from tests.support.repository import ROOT

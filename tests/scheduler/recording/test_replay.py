@@ -9,7 +9,7 @@ from scheduler.core.messages import ChoiceStart, CoreSettings, GroupRequest, Pla
 from scheduler.core.pacing.pace import Pace
 from scheduler.core.pacing.prices import Prices
 from scheduler.core.planner import Planner
-from scheduler.core.state.rows import Rows
+from scheduler.core.state.running import Rows
 from scheduler.recording.file import RecordingWriter
 from scheduler.recording.replay import replay
 from tests.fakes.model import FakeSampling

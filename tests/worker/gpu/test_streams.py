@@ -26,8 +26,7 @@ from worker.gpu.executor import GpuExecutor
 from worker.gpu.runner import GpuRunner
 from worker.gpu.swap import GpuSwapSpace
 from worker.layers.kv_cache import KVCache
-from worker.step.plans import PlannedSwaps
-from worker.step.rows import Rows
+from worker.step.rows import PlannedSwaps, Rows
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="watches what the interpreter does")
 

@@ -10,7 +10,7 @@ from tests.fakes.gpu.gpu_model import fake_kv_cache
 from tests.support.gpu.gpu import gpu_device
 from worker.gpu import swap
 from worker.gpu.swap import GpuSwapSpace
-from worker.step.plans import PlannedSwaps
+from worker.step.rows import PlannedSwaps
 
 NO_BLOCKS = np.empty(0, np.int64)
 

@@ -13,7 +13,7 @@ from tests.fakes.fake_model import VOCAB_SIZE
 from tests.support.kernels.kernel_paths import native
 from tests.support.scheduler import steps as messages
 from tests.support.scheduler.steps import decodes
-from worker.cpu.decodes import Decodes
+from worker.cpu.runner import Decodes
 from worker.errors import PlanError
 from worker.sampling.sampler import Greedy
 from worker.step.batch import InputBatch, build_batch
