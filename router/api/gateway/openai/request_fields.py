@@ -124,7 +124,8 @@ def _number(parameter: Parameter) -> RequestField:
     bounds: dict[str, Any] = {"ge": -(2**31), "lt": 2**31} if parameter.kind is int else {}
     kind, default = (parameter.kind | None, None) if parameter.from_model else (parameter.kind, parameter.default)
     dialects = _ALWAYS if parameter.name in ("temperature", "top_p", "top_k") else _OFTEN
-    return RequestField(parameter.name, kind, Field(default, **bounds), dialects)
+    description = f"{parameter.doc} Use {parameter.what_works}."
+    return RequestField(parameter.name, kind, Field(default, description=description, **bounds), dialects)
 
 
 _COUNT: dict[str, Any] = {"ge": 0, "lt": 2**32}
