@@ -33,10 +33,10 @@ else
 	@$(BIN)/python -m pytest $(ARGS)
 endif
 
-lint: install ## run ruff and pyright, and check that the generated code matches protos/*.proto
+lint: install ## run ruff and pyright, and check that the generated code matches the .proto files
 	@$(BIN)/ruff check .
 	@$(BIN)/pyright
 	@$(BIN)/python -m pytest tests/repository/test_protos_drift.py
 
-proto: install ## generate protos/*_pb2* from protos/*.proto
+proto: install ## generate *_pb2* from the .proto files
 	@PYTHON=$(BIN)/python scripts/gen_protos.sh

@@ -13,14 +13,13 @@ import runtime.grpc_setup.quiet  # noqa: F401 (before grpc)
 from configs.flags import own_number, parse_flags, usage
 from configs.load import ConfigError, load_options
 from configs.options import Options
-from router.api.compat.services import MissingPackageError
 from router.api.console.images import chat_images
 from router.api.console.pages import Console
 from router.api.gateway.app import Gateway
 from router.api.gateway.batches.store import BatchStore
 from router.api.gateway.responses.store import StoreError, new_store
 from router.api.gateway.server import GatewayServer
-from router.errors import AddressError
+from router.errors import AddressError, MissingPackageError
 from router.security.keys import Keys, KeysError
 from router.server import ProcessIndex, RouterServer
 from router.text.tokenizer import Tokenizer

@@ -177,3 +177,7 @@ def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
 
 class AddressError(OSError):
     """The server can't listen; the message names the options and what would work."""
+
+
+class MissingPackageError(ImportError):
+    """A service of option `compat` needs a package that is not installed; the message says which."""

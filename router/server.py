@@ -19,7 +19,6 @@ from protos.admin_pb2_grpc import add_AdminServicer_to_server
 from protos.inference_pb2 import DESCRIPTOR
 from protos.inference_pb2_grpc import add_InferenceServicer_to_server
 from router.api import admin_service as admin
-from router.api.compat.services import add_services
 from router.api.inference_service import InferenceService
 from router.api.observer import Observer
 from router.api.open_streams import OpenStreams
@@ -239,8 +238,12 @@ class RouterServer:
         add_InferenceServicer_to_server(InferenceService(self.intake, self.attachments), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         add_AdminServicer_to_server(admin.AdminService(self.operator, self.observer), server)
-        foreign = add_services(options.compat, server, self.intake, self._replicas, options)
-        self._ready_names = (SERVICE, *foreign)
+        if options.compat:
+            # Other projects' services: a router without them imports nothing of theirs.
+            from router.compat import add_services
+
+            foreign = add_services(options.compat, server, self.intake, self._replicas, options)
+            self._ready_names = (SERVICE, *foreign)
         add_reflection(server, *self._ready_names, admin.SERVICE)
         await self._set_readiness(_NOT_SERVING)
         host = f"[{options.host}]" if ":" in options.host else options.host

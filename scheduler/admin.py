@@ -82,13 +82,11 @@ class AdminService(AdminServicer):
 async def answer_of(future: Future[Answer], context: Context) -> Answer:
     """Waits for the step loop's answer, and ends the call with UNAVAILABLE if there is none."""
     try:
-        async with asyncio.timeout(ANSWER_S):
-            return await asyncio.wrap_future(future)
+        return await asyncio.wait_for(asyncio.wrap_future(future), ANSWER_S)
     except TimeoutError:
         await context.abort(
             grpc.StatusCode.UNAVAILABLE, f"the step loop has not answered for {ANSWER_S:g} s: it hangs, or has ended"
         )
-    raise AssertionError("unreachable")
 
 
 def timeline_message(timeline: Timeline, replica_id: str, now: float) -> pb.RequestTimeline:

@@ -63,6 +63,12 @@ def repository_files() -> set[Path]:
     return {path for path in (each.relative_to(_ROOT) for each in paths) if not ignored.match_file(path)}
 
 
+@cache
+def proto_files() -> tuple[str, ...]:
+    """Returns the .proto files as they name each other, from the repository's root."""
+    return tuple(path.as_posix() for path in sorted(repository_files()) if path.suffix == ".proto")
+
+
 def client_files(files: set[Path]) -> set[Path]:
     """Returns those of the files that octavo-client owns."""
     waiting = {file for file in files if file.parts[:2] in (("octavo", "__init__.py"), ("octavo", "client"))}
@@ -82,7 +88,10 @@ def write(file: Path, directory: Path) -> None:
     if file.suffix in (".py", ".pyi"):
         target.write_bytes(rewritten((_ROOT / file).read_bytes(), is_generated="_pb2" in file.name))
     elif file.suffix == ".proto":
-        target.write_bytes((_ROOT / file).read_bytes().replace(b'import "protos/', b'import "octavo/protos/'))
+        text = (_ROOT / file).read_bytes()
+        for name in proto_files():
+            text = text.replace(f'import "{name}"'.encode(), f'import "octavo/{name}"'.encode())
+        target.write_bytes(text)
     else:
         shutil.copyfile(_ROOT / file, target)
 
@@ -158,7 +167,7 @@ def _generated_edits(tree: ast.Module) -> Iterator[_Edit]:
 
 def _renamed(descriptor: bytes) -> bytes:
     """Renames the .proto files in a serialized FileDescriptorProto: its own, and those that it imports."""
-    for name in (f"protos/{path.name}" for path in (_ROOT / "protos").glob("*.proto")):
+    for name in proto_files():
         descriptor = descriptor.replace(_field(name), _field(f"octavo/{name}"))
     return descriptor
 

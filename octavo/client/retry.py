@@ -1,7 +1,6 @@
 """Decides when and where both clients retry, and how often they may while servers are overloaded."""
 
 import asyncio
-import itertools
 import logging
 import random
 import threading
@@ -136,25 +135,27 @@ class RetryPolicy:
 
         Raises the error of a try that is not worth another one, and DeadlineExceeded if the deadline leaves no time for
         one. Each use counts its own tries; progress restarts the clock."""
-        for number in itertools.count(1):
+        number = 0
+        while True:
+            number += 1
             self._note_call()
             try:
                 return attempt()
             except OctavoError as error:
                 seconds = self._next_wait(error, number)
             sleep(seconds)
-        raise AssertionError("unreachable")
 
     async def run_async(self, attempt: Callable[[], Awaitable[Result]]) -> Result:
         """The same for the asynchronous client."""
-        for number in itertools.count(1):
+        number = 0
+        while True:
+            number += 1
             self._note_call()
             try:
                 return await attempt()
             except OctavoError as error:
                 seconds = self._next_wait(error, number)
             await asyncio.sleep(seconds)
-        raise AssertionError("unreachable")
 
     def _next_wait(self, error: OctavoError, number: int) -> float:
         """Returns the seconds until the next try, and turns to its target. number: of the try that failed, from 1.

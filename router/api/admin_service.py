@@ -6,7 +6,7 @@ import grpc.aio
 
 from protos import admin_pb2 as pb
 from protos.admin_pb2_grpc import AdminServicer
-from router.api.grpc_errors import grpc_errors
+from router.api.grpc_errors import guarded
 from router.api.operator import Operator
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Admin"].full_name
@@ -26,29 +26,24 @@ class AdminService(AdminServicer):
     def __init__(self, operator: Operator, observer: Observes) -> None:
         self._operator, self._observer = operator, observer
 
+    @guarded
     async def Explain(self, request: pb.ExplainRequest, context: Context) -> pb.ExplainResponse:
-        async with grpc_errors(context, request.request_id):
-            return await self._operator.explain(request.request_id)
-        raise AssertionError("unreachable")
+        return await self._operator.explain(request.request_id)
 
+    @guarded
     async def ResetPrefixCache(
         self, request: pb.ResetPrefixCacheRequest, context: Context
     ) -> pb.ResetPrefixCacheResponse:
-        async with grpc_errors(context):
-            return await self._operator.reset_prefix_cache()
-        raise AssertionError("unreachable")
+        return await self._operator.reset_prefix_cache()
 
+    @guarded
     async def Migrate(self, request: pb.MigrateRequest, context: Context) -> pb.MigrateResponse:
-        async with grpc_errors(context, request.request_id):
-            return await self._operator.migrate(request.request_id, request.replica)
-        raise AssertionError("unreachable")
+        return await self._operator.migrate(request.request_id, request.replica)
 
+    @guarded
     async def Observe(self, request: pb.ObserveRequest, context: Context) -> pb.ObserveResponse:
-        async with grpc_errors(context):
-            return await self._observer.observe()
-        raise AssertionError("unreachable")
+        return await self._observer.observe()
 
+    @guarded
     async def Hold(self, request: pb.HoldRequest, context: Context) -> pb.HoldResponse:
-        async with grpc_errors(context):
-            return self._operator.hold(request.replica, request.state)
-        raise AssertionError("unreachable")
+        return self._operator.hold(request.replica, request.state)

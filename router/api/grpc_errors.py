@@ -5,9 +5,11 @@ gRPC itself in clients whose service config has a retryPolicy, which need no cod
 """
 
 import contextlib
+import functools
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -24,6 +26,7 @@ from router.telemetry.call_context import log_fields
 _DETAILS_KEY, _PUSHBACK_KEY = "grpc-status-details-bin", "grpc-retry-pushback-ms"
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
 # ErrorInfo.domain of the reasons.
 DOMAIN = "octavo"
 
@@ -62,16 +65,40 @@ async def grpc_errors(context: grpc.aio.ServicerContext, request_id: str = "") -
     set_connection(context.peer())
     try:
         yield
-    except RequestError as error:
-        log.debug("ended: %s", error, extra=log_fields(request_id))
-        code, message = status_of(error)
-        await context.abort(code, message, trailing_metadata(error, code, message))
-    except grpc.aio.AbortError:
-        raise
     except Exception as error:
         if isinstance(error, grpc.aio.InternalError) and context.done():
             # Raised by a write to a client that has gone.
             log.debug("the client has gone: %s", error, extra=log_fields(request_id))
             return
-        log.exception("failed", extra=log_fields(request_id))
-        await context.abort(*status_of(error))
+        await _end(context, error, request_id)
+        raise
+
+
+def guarded(method: _Method) -> _Method:
+    """Makes a unary call's method end the call with the status of what it raises, as within grpc_errors."""
+
+    @functools.wraps(method)
+    async def answer(service: Any, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        set_connection(context.peer())
+        request_id, answering = getattr(request, "request_id", ""), method(service, request, context)
+        # It may be large: the method decides how long it is held.
+        del request
+        try:
+            return await answering
+        except Exception as error:
+            await _end(context, error, request_id)
+            raise
+
+    return answer  # type: ignore[return-value]
+
+
+async def _end(context: grpc.aio.ServicerContext[Any, Any], error: Exception, request_id: str) -> None:
+    """Ends the call with the error's status, by an AbortError; returns if the call has ended by one already."""
+    if isinstance(error, grpc.aio.AbortError):
+        return
+    code, message = status_of(error)
+    if isinstance(error, RequestError):
+        log.debug("ended: %s", error, extra=log_fields(request_id))
+    else:
+        log.error("failed", exc_info=error, extra=log_fields(request_id))
+    await context.abort(code, message, trailing_metadata(error, code, message))

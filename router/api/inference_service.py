@@ -8,7 +8,7 @@ import grpc.aio
 
 from protos import inference_pb2 as pb
 from protos.inference_pb2_grpc import InferenceServicer
-from router.api.grpc_errors import grpc_errors
+from router.api.grpc_errors import grpc_errors, guarded
 from router.api.whole_messages import MESSAGE_BYTES, WholeResult, write_whole, writes_answer
 from router.intake.attach.attachments import Attachments
 from router.intake.attach.transcript import Reader
@@ -53,32 +53,28 @@ class InferenceService(InferenceServicer):
         finally:
             room.close()
 
+    @guarded
     async def Tokenize(self, request: pb.TokenizeRequest, context: Context) -> pb.TokenizeResponse:
-        async with grpc_errors(context):
-            check_model_name(request.model, self._intake.model_name)
-            token_ids = await self._intake.tokenize(request)
-            return pb.TokenizeResponse(token_ids=token_ids, max_model_len=self._intake.max_model_len)
-        raise AssertionError("unreachable")
+        check_model_name(request.model, self._intake.model_name)
+        token_ids = await self._intake.tokenize(request)
+        return pb.TokenizeResponse(token_ids=token_ids, max_model_len=self._intake.max_model_len)
 
+    @guarded
     async def Detokenize(self, request: pb.DetokenizeRequest, context: Context) -> pb.DetokenizeResponse:
-        async with grpc_errors(context):
-            check_model_name(request.model, self._intake.model_name)
-            text = await self._intake.detokenize(request)
-            return pb.DetokenizeResponse(text=text)
-        raise AssertionError("unreachable")
+        check_model_name(request.model, self._intake.model_name)
+        text = await self._intake.detokenize(request)
+        return pb.DetokenizeResponse(text=text)
 
+    @guarded
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> pb.ModelInfo:
-        async with grpc_errors(context):
-            check_model_name(request.model, self._intake.model_name)
-            return self._intake.model
-        raise AssertionError("unreachable")
+        check_model_name(request.model, self._intake.model_name)
+        return self._intake.model
 
+    @guarded
     async def Cancel(self, request: pb.CancelRequest, context: Context) -> pb.CancelResponse:
-        async with grpc_errors(context):
-            # Every replica is asked for an id that this router does not know.
-            check_request_id(request.request_id)
-            return await self._intake.live.cancel(request.request_id)
-        raise AssertionError("unreachable")
+        # Every replica is asked for an id that this router does not know.
+        check_request_id(request.request_id)
+        return await self._intake.live.cancel(request.request_id)
 
     async def Attach(self, request: pb.AttachRequest, context: Context) -> None:
         async with (

@@ -18,7 +18,7 @@ from protos import inference_pb2 as pb
 from protos import peers_pb2 as wire
 from protos.peers_pb2_grpc import PeersServicer, add_PeersServicer_to_server
 from router.api.gateway.answers import HeldEvents
-from router.api.grpc_errors import grpc_errors
+from router.api.grpc_errors import grpc_errors, guarded
 from router.intake.attach.attachments import Attachments
 from router.streams.outbox import bounded_reading, bounded_write
 from runtime.grpc_setup.server import ANSWERS_PINGS
@@ -52,15 +52,14 @@ class PeersService(PeersServicer):
     async def Cancel(self, request: pb.CancelRequest, context: grpc.aio.ServicerContext) -> pb.CancelResponse:
         return self._live.cancel_here(request.request_id)
 
+    @guarded
     async def Migrate(
         self, request: admin_pb2.MigrateRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.MigrateResponse:
-        async with grpc_errors(context):
-            done = self._live.migrate_here(request.request_id, request.replica)
-            return admin_pb2.MigrateResponse(
-                moved_from=done.moved_from, moved_to=done.moved_to, num_output_tokens=done.num_output_tokens
-            )
-        raise AssertionError("unreachable")
+        done = self._live.migrate_here(request.request_id, request.replica)
+        return admin_pb2.MigrateResponse(
+            moved_from=done.moved_from, moved_to=done.moved_to, num_output_tokens=done.num_output_tokens
+        )
 
     async def Attach(self, request: pb.AttachRequest, context: grpc.aio.ServicerContext) -> None:
         async with grpc_errors(context), self._attachments.attach_here(request.request_id, request) as reader:

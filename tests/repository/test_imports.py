@@ -71,6 +71,8 @@ FORBIDDEN = {
 }
 # The most entries of a folder.
 MOST_ENTRIES = 20
+# Packages behind a door: the only module that imports one, within the function that an option calls.
+DOORS = {"router.compat": "router.server"}
 # The scheduling core is a function of its inputs: it does no I/O, reads no clock, and starts no threads.
 IMPURE = {"asyncio", "grpc", "logging", "os", "random", "socket", "subprocess", "threading", "time", "zmq"}
 
@@ -165,6 +167,18 @@ def parents(module: str) -> set[str]:
 
 def test_no_modules_import_each_other(imports: dict[str, set[str]]) -> None:
     assert not circles(imports)
+
+
+@pytest.mark.parametrize("package", DOORS)
+def test_a_package_behind_a_door_is_imported_there_alone(package: str, imports: dict[str, set[str]]) -> None:
+    inside = (package, f"{package}.")
+    found = {
+        (module, target)
+        for module, targets in imports.items()
+        for target in targets
+        if target.startswith(inside) and not module.startswith((*inside, "benchmarks."))
+    }
+    assert found == {(DOORS[package], package)}
 
 
 def test_a_folder_has_few_doors(imports: dict[str, set[str]]) -> None:

@@ -1,4 +1,4 @@
-"""protos/ can be read by the version before it: nothing is removed or changes its meaning.
+"""The .proto files can be read by the version before: nothing is removed or changes its meaning.
 
 `buf breaking` checks the same, by buf.yaml.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.breaking_changes import breaking_changes, compiled
-from tests.support.repository import ROOT
+from tests.support.repository import ROOT, files, name
 
 BEFORE = """
 syntax = "proto3";
@@ -39,15 +39,15 @@ def _git(*arguments: str) -> str:
 def test_the_last_commit_can_be_read(tmp_path: Path) -> None:
     """Compares with the last commit, or with the one before it if nothing has changed since."""
     try:
-        base = "HEAD" if _git("status", "--porcelain", "--", "protos") else "HEAD~1"
-        names = [name for name in _git("ls-tree", "--name-only", base, "protos/").split() if name.endswith(".proto")]
+        base = "HEAD" if _git("status", "--porcelain", "--", "*.proto") else "HEAD~1"
+        before = [path for path in _git("ls-tree", "-r", "--name-only", base).split() if path.endswith(".proto")]
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no commit to compare with: {error}")
-    for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(_git("show", f"{base}:{name}"))
-    now = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "protos").glob("*.proto"))
-    found = set(breaking_changes(compiled(tmp_path, names), compiled(ROOT, now)))
+    for path in before:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(_git("show", f"{base}:{path}"))
+    now = [name(path) for path in files(".proto")]
+    found = set(breaking_changes(compiled(tmp_path, before), compiled(ROOT, now)))
     assert not found - ALLOWED, "\n".join(sorted(found - ALLOWED))
 
 
@@ -58,10 +58,10 @@ def _changes(tmp_path: Path, *replaced: tuple[str, str]) -> list[str]:
         assert old in after
         after = after.replace(old, new)
     found = []
-    for name, text in (("old", BEFORE), ("new", after)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "p.proto").write_text(text)
-        found.append(compiled(tmp_path / name, ["p.proto"]))
+    for folder, text in ((tmp_path / "old", BEFORE), (tmp_path / "new", after)):
+        folder.mkdir()
+        (folder / "p.proto").write_text(text)
+        found.append(compiled(folder, ["p.proto"]))
     return breaking_changes(*found)
 
 

@@ -5,11 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.repository import ROOT
+from tests.support.repository import ROOT, files, is_generated
 
 
-def generated_files(folder: Path) -> dict[str, str]:
-    return {path.name: path.read_text() for path in sorted(folder.glob("*_pb2*")) if path.is_file()}
+def generated_files(root: Path) -> dict[str, str]:
+    return {str(path.relative_to(root)): path.read_text() for path in files(under=root) if is_generated(path)}
 
 
 def test_committed_code_matches_the_protos(tmp_path: Path):
@@ -19,7 +19,7 @@ def test_committed_code_matches_the_protos(tmp_path: Path):
         check=True,
         timeout=120,
     )
-    fresh, committed = generated_files(tmp_path / "protos"), generated_files(ROOT / "protos")
+    fresh, committed = generated_files(tmp_path), generated_files(ROOT)
     assert fresh, "the script generated nothing"
     assert sorted(fresh) == sorted(committed)
     different = [name for name in fresh if fresh[name] != committed[name]]

@@ -15,9 +15,9 @@ from configs.sampling import FROM_MODEL, PARAMETERS, Parameter
 from octavo.cli import call
 from octavo.client.requests import SamplingParams
 from protos.inference_pb2 import SamplingParams as Message
-from router.api.compat.vllm_engine.convert import generate_request
 from router.api.gateway.openai.convert import completion_messages
 from router.api.gateway.openai.schemas import CompletionRequest, SamplingRequest
+from router.compat.smg import generate_request
 from tests.support.repository import ROOT
 from worker.model_config import SamplingDefaults
 

@@ -17,14 +17,14 @@ from benchmarks.fuzz.edge import Edge
 from benchmarks.fuzz.edges.cluster import CHAT, CHAT_WITH_JSON, REQUESTS, SmallCluster, small_cluster
 from benchmarks.fuzz.mutation import malformed
 from protos import inference_pb2 as pb
-from protos import kserve_pb2 as kserve
-from protos import sglang_pb2 as sglang
-from protos import vllm_pb2 as vllm_own
-from router.api.compat.kserve.convert import read
-from router.api.compat.sglang import convert as of_sglang
-from router.api.compat.vllm import convert as of_vllm
-from router.api.compat.vllm_engine.convert import generate_request
 from router.api.inference_service import InferenceService
+from router.compat import sglang as of_sglang
+from router.compat import vllm_messages as of_vllm
+from router.compat.kserve import read
+from router.compat.protos import kserve_pb2 as kserve
+from router.compat.protos import sglang_pb2 as sglang
+from router.compat.protos import vllm_pb2 as vllm_own
+from router.compat.smg import generate_request
 from router.errors import RequestError
 from router.intake.intake import Intake
 
@@ -209,7 +209,7 @@ async def vllm_own_edge(directory: Path) -> AsyncIterator[Edge]:
             async with self._intake.open(self._convert(request), None) as stream:
                 while events := await stream.outbox.take():
                     for event in events:
-                        if (reply := replies.take(event)) is not None:
+                        for reply in replies.take(event):
                             await caller.write(reply)
 
     async with small_cluster(directory) as cluster:

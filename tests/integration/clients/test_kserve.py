@@ -11,8 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from protos import inference_pb2 as pb
-from protos import kserve_pb2 as kserve
-from protos.kserve_pb2_grpc import GRPCInferenceServiceStub
+from router.compat.protos import kserve_pb2 as kserve
+from router.compat.protos.kserve_pb2_grpc import GRPCInferenceServiceStub
 from router.server import RouterServer
 from tests.fakes.routers import receive, running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler

@@ -13,9 +13,9 @@ import pytest
 from configs.options import Options
 from protos import inference_pb2 as pb
 from protos import scheduler_pb2 as wire
-from protos import vllm_pb2 as vllm
 from protos.scheduler_pb2_grpc import SchedulerStub
-from protos.vllm_pb2_grpc import ControlStub
+from router.compat.protos import vllm_pb2 as vllm
+from router.compat.protos.vllm_pb2_grpc import ControlStub
 from tests.fakes.hash_runner import HashModel
 from tests.fakes.routers import Received, receive, running_router
 from tests.support.scheduler.scheduling import Gate, RouterEnd, make_options, running_scheduler, running_worker

@@ -15,7 +15,7 @@ import pytest
 from grpc.aio import EOF  # type: ignore[attr-defined]
 
 from protos import inference_pb2 as pb
-from protos import sglang_pb2
+from router.compat.protos import sglang_pb2
 from router.server import RouterServer
 from tests.fakes.routers import receive, running_router, running_schedulers, smollm2_tokenizer, socket_address
 from tests.fakes.scheduler import FakeScheduler, hashed_token, model_info
@@ -217,7 +217,7 @@ async def test_an_abort_ends_the_stream_and_an_unknown_id_is_told(engine: Any, s
         ({"return_hidden_states": True}, "return_hidden_states is set"),
         ({"input_embeds": [0.5]}, "input_embeds is set"),
         ({"lora_id": "a"}, "lora_id is set"),
-        ({"data_parallel_rank": 1}, "data_parallel_rank is set"),
+        ({"data_parallel_rank": 1}, "data_parallel_rank=1: this router chooses"),
         ({"tokenized": Tokenized()}, "token_ids.ids is empty"),
         ({"return_logprob": True, "top_logprobs_num": -1}, "top_logprobs_num=-1"),
         ({"return_logprob": True, "top_logprobs_num": 1, "token_ids_logprob": [2]}, "use one of them"),

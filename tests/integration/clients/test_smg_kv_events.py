@@ -17,7 +17,7 @@ from smg_grpc_proto.generated.vllm_engine_pb2_grpc import VllmEngineStub
 
 from configs.options import Options
 from octavo.client.admin import Admin
-from router.api.compat.kv_relay import relay
+from router.compat import kv_relay
 from runtime.block_hashes import hash_prompt_blocks, scope_of
 from scheduler.server import SchedulerServer
 from scheduler.sessions.kv_events.publisher import outside_hash
@@ -99,7 +99,7 @@ class Subscriber:
 async def test_a_subscribers_picture_is_the_union_of_the_replicas_caches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "_CHUNK", 7)
+    monkeypatch.setattr(kv_relay, "_CHUNK", 7)
     async with (
         running(tmp_path) as (options, servers, port),
         grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel,

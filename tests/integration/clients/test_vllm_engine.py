@@ -20,8 +20,8 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as vllm
 from smg_grpc_proto.generated.vllm_engine_pb2_grpc import VllmEngineStub
 
 from protos import inference_pb2 as pb
-from router.api.compat import services
-from router.api.compat.vllm_engine import service
+from router.compat import engines
+from router.errors import MissingPackageError
 from router.server import RouterServer
 from router.streams import outbox
 from tests.fakes.routers import receive, running_router, running_schedulers, smollm2_tokenizer, socket_address
@@ -260,7 +260,7 @@ async def test_a_client_that_does_not_read_the_tokenizer_is_left(
             left.set()
             raise
 
-    monkeypatch.setattr(service, "bounded_write", noting)
+    monkeypatch.setattr(engines, "bounded_write", noting)
     small_windows = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1024)]
     async with grpc.aio.insecure_channel(f"127.0.0.1:{router[0].port}", options=small_windows) as slow:
         call: Any = VllmEngineStub(slow).GetTokenizer(common.GetTokenizerRequest())
@@ -304,7 +304,7 @@ async def test_reflection_shows_it(channel: grpc.aio.Channel) -> None:
 
 async def test_without_the_package_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "smg_grpc_proto.generated", None)
-    monkeypatch.delitem(sys.modules, "router.api.compat.vllm_engine.service", raising=False)
-    with pytest.raises(services.MissingPackageError, match=r"install octavo\[smg\]"):
+    monkeypatch.delitem(sys.modules, "router.compat.smg", raising=False)
+    with pytest.raises(MissingPackageError, match=r"install octavo\[smg\]"):
         async with running_router([socket_address(tmp_path, "nobody")], compat="smg"):
             pass

@@ -11,9 +11,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from protos import inference_pb2 as pb
-from protos import vllm_pb2 as vllm
-from protos.vllm_pb2_grpc import ControlStub, InferenceStub
-from router.api.compat.vllm.convert import generate_request
+from router.compat.protos import vllm_pb2 as vllm
+from router.compat.protos.vllm_pb2_grpc import ControlStub, InferenceStub
+from router.compat.vllm_messages import generate_request
 from router.errors import InvalidRequest
 from router.server import RouterServer
 from tests.fakes.routers import receive, running_router, running_schedulers, smollm2_tokenizer, socket_address

@@ -14,10 +14,10 @@ import pytest
 from prometheus_client import generate_latest
 
 from protos import inference_pb2 as pb
-from protos import kserve_pb2 as kserve
 from protos.inference_pb2_grpc import InferenceStub
-from protos.kserve_pb2_grpc import GRPCInferenceServiceStub
 from router.api.gateway.app import Gateway
+from router.compat.protos import kserve_pb2 as kserve
+from router.compat.protos.kserve_pb2_grpc import GRPCInferenceServiceStub
 from runtime.telemetry.logs import configure_logging, flush_logs
 from tests.fakes.hash_runner import BAD_TOKEN
 from tests.fakes.routers import receive, running_router, running_schedulers, smollm2_tokenizer, socket_address

@@ -15,11 +15,11 @@ import pytest
 from smg_grpc_proto.generated import vllm_engine_pb2 as smg
 
 from protos import inference_pb2 as pb
-from protos import kserve_pb2 as kserve
-from protos import sglang_pb2 as sglang
-from protos import vllm_pb2 as vllm
 from router.api import receiving
 from router.api.elements import Count
+from router.compat.protos import kserve_pb2 as kserve
+from router.compat.protos import sglang_pb2 as sglang
+from router.compat.protos import vllm_pb2 as vllm
 from tests.fakes.routers import receive, running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler, model_info
 from tests.support.ports import free_port

@@ -15,13 +15,14 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as vllm_engine
 from benchmarks.fuzz.edges.client_grpc import CHAT, CHAT_WITH_JSON, REQUESTS
 from benchmarks.fuzz.mutation import change_bytes
 from configs.sampling import MAX_STOP_STRINGS
-from protos import admin_pb2, inference_pb2, kserve_pb2, sglang_pb2, vllm_pb2
+from protos import admin_pb2, inference_pb2
 from protos import inference_pb2 as pb
 from router.api import elements
 from router.api.element_bounds import MAX_ELEMENTS, MAX_FIELDS, MAX_NUMBERS, MAX_OTHER_BYTES, WITH_PROMPT
 from router.api.elements import Count, count_all, counting, plan_of, plan_of_method
 from router.api.gateway.errors import BadRequestError
 from router.api.gateway.reading.parsing import parse_to_bytes
+from router.compat.protos import kserve_pb2, sglang_pb2, vllm_pb2
 from router.errors import InvalidRequest
 from router.request.chat import MAX_CHAT_MESSAGES
 

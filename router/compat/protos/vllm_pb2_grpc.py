@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import vllm_pb2 as protos_dot_vllm__pb2
+from router.compat.protos import vllm_pb2 as router_dot_compat_dot_protos_dot_vllm__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/vllm_pb2_grpc.py depends on'
+        + ' but the generated code in router/compat/protos/vllm_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,13 +36,13 @@ class InferenceStub:
         """
         self.Generate = channel.unary_unary(
                 '/vllm.Inference/Generate',
-                request_serializer=protos_dot_vllm__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.GenerateResponse.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.GenerateResponse.FromString,
                 _registered_method=True)
         self.GenerateStream = channel.unary_stream(
                 '/vllm.Inference/GenerateStream',
-                request_serializer=protos_dot_vllm__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.GenerateResponse.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.GenerateResponse.FromString,
                 _registered_method=True)
 
 
@@ -67,13 +67,13 @@ def add_InferenceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Generate': grpc.unary_unary_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=protos_dot_vllm__pb2.GenerateRequest.FromString,
-                    response_serializer=protos_dot_vllm__pb2.GenerateResponse.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.GenerateRequest.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.GenerateResponse.SerializeToString,
             ),
             'GenerateStream': grpc.unary_stream_rpc_method_handler(
                     servicer.GenerateStream,
-                    request_deserializer=protos_dot_vllm__pb2.GenerateRequest.FromString,
-                    response_serializer=protos_dot_vllm__pb2.GenerateResponse.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.GenerateRequest.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.GenerateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -101,8 +101,8 @@ class Inference:
             request,
             target,
             '/vllm.Inference/Generate',
-            protos_dot_vllm__pb2.GenerateRequest.SerializeToString,
-            protos_dot_vllm__pb2.GenerateResponse.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.GenerateRequest.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -128,8 +128,8 @@ class Inference:
             request,
             target,
             '/vllm.Inference/GenerateStream',
-            protos_dot_vllm__pb2.GenerateRequest.SerializeToString,
-            protos_dot_vllm__pb2.GenerateResponse.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.GenerateRequest.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -152,108 +152,108 @@ class ControlStub:
         """
         self.GetServerInfo = channel.unary_unary(
                 '/vllm.Control/GetServerInfo',
-                request_serializer=protos_dot_vllm__pb2.GetServerInfoRequest.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.ServerInfo.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.GetServerInfoRequest.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.ServerInfo.FromString,
                 _registered_method=True)
         self.GetModelInfo = channel.unary_unary(
                 '/vllm.Control/GetModelInfo',
-                request_serializer=protos_dot_vllm__pb2.GetModelInfoRequest.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.ModelInfo.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.GetModelInfoRequest.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.ModelInfo.FromString,
                 _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/vllm.Control/Abort',
-                request_serializer=protos_dot_vllm__pb2.AbortRequest.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.AbortResponse.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.AbortRequest.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.AbortResponse.FromString,
                 _registered_method=True)
         self.ListLoras = channel.unary_unary(
                 '/vllm.Control/ListLoras',
-                request_serializer=protos_dot_vllm__pb2.ListLorasRequest.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.ListLorasResponse.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.ListLorasRequest.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.ListLorasResponse.FromString,
                 _registered_method=True)
         self.GetKvEventSources = channel.unary_unary(
                 '/vllm.Control/GetKvEventSources',
-                request_serializer=protos_dot_vllm__pb2.GetKvEventSourcesRequest.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.GetKvEventSourcesResponse.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.GetKvEventSourcesRequest.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.GetKvEventSourcesResponse.FromString,
                 _registered_method=True)
         self.PauseGeneration = channel.unary_unary(
                 '/vllm.Control/PauseGeneration',
-                request_serializer=protos_dot_vllm__pb2.PauseGenerationRequest.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.PauseGenerationResponse.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.PauseGenerationRequest.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.PauseGenerationResponse.FromString,
                 _registered_method=True)
         self.ResumeGeneration = channel.unary_unary(
                 '/vllm.Control/ResumeGeneration',
-                request_serializer=protos_dot_vllm__pb2.ResumeGenerationRequest.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.ResumeGenerationResponse.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.ResumeGenerationRequest.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.ResumeGenerationResponse.FromString,
                 _registered_method=True)
         self.IsPaused = channel.unary_unary(
                 '/vllm.Control/IsPaused',
-                request_serializer=protos_dot_vllm__pb2.IsPausedRequest.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.IsPausedResponse.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.IsPausedRequest.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.IsPausedResponse.FromString,
                 _registered_method=True)
         self.IsSleeping = channel.unary_unary(
                 '/vllm.Control/IsSleeping',
-                request_serializer=protos_dot_vllm__pb2.IsSleepingRequest.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.IsSleepingResponse.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.IsSleepingRequest.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.IsSleepingResponse.FromString,
                 _registered_method=True)
         self.Shutdown = channel.unary_unary(
                 '/vllm.Control/Shutdown',
-                request_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
                 _registered_method=True)
         self.LoadLora = channel.unary_unary(
                 '/vllm.Control/LoadLora',
-                request_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
                 _registered_method=True)
         self.UnloadLora = channel.unary_unary(
                 '/vllm.Control/UnloadLora',
-                request_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
                 _registered_method=True)
         self.Sleep = channel.unary_unary(
                 '/vllm.Control/Sleep',
-                request_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
                 _registered_method=True)
         self.WakeUp = channel.unary_unary(
                 '/vllm.Control/WakeUp',
-                request_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
                 _registered_method=True)
         self.InitWeightTransferEngine = channel.unary_unary(
                 '/vllm.Control/InitWeightTransferEngine',
-                request_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
                 _registered_method=True)
         self.StartWeightUpdate = channel.unary_unary(
                 '/vllm.Control/StartWeightUpdate',
-                request_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
                 _registered_method=True)
         self.StartDraftWeightUpdate = channel.unary_unary(
                 '/vllm.Control/StartDraftWeightUpdate',
-                request_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
                 _registered_method=True)
         self.UpdateWeights = channel.unary_unary(
                 '/vllm.Control/UpdateWeights',
-                request_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
                 _registered_method=True)
         self.FinishWeightUpdate = channel.unary_unary(
                 '/vllm.Control/FinishWeightUpdate',
-                request_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
                 _registered_method=True)
         self.UpdateWeightVersion = channel.unary_unary(
                 '/vllm.Control/UpdateWeightVersion',
-                request_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
                 _registered_method=True)
         self.GetWeightVersion = channel.unary_unary(
                 '/vllm.Control/GetWeightVersion',
-                request_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_vllm__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
                 _registered_method=True)
 
 
@@ -393,108 +393,108 @@ def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'GetServerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetServerInfo,
-                    request_deserializer=protos_dot_vllm__pb2.GetServerInfoRequest.FromString,
-                    response_serializer=protos_dot_vllm__pb2.ServerInfo.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.GetServerInfoRequest.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.ServerInfo.SerializeToString,
             ),
             'GetModelInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModelInfo,
-                    request_deserializer=protos_dot_vllm__pb2.GetModelInfoRequest.FromString,
-                    response_serializer=protos_dot_vllm__pb2.ModelInfo.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.GetModelInfoRequest.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.ModelInfo.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
-                    request_deserializer=protos_dot_vllm__pb2.AbortRequest.FromString,
-                    response_serializer=protos_dot_vllm__pb2.AbortResponse.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.AbortRequest.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.AbortResponse.SerializeToString,
             ),
             'ListLoras': grpc.unary_unary_rpc_method_handler(
                     servicer.ListLoras,
-                    request_deserializer=protos_dot_vllm__pb2.ListLorasRequest.FromString,
-                    response_serializer=protos_dot_vllm__pb2.ListLorasResponse.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.ListLorasRequest.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.ListLorasResponse.SerializeToString,
             ),
             'GetKvEventSources': grpc.unary_unary_rpc_method_handler(
                     servicer.GetKvEventSources,
-                    request_deserializer=protos_dot_vllm__pb2.GetKvEventSourcesRequest.FromString,
-                    response_serializer=protos_dot_vllm__pb2.GetKvEventSourcesResponse.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.GetKvEventSourcesRequest.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.GetKvEventSourcesResponse.SerializeToString,
             ),
             'PauseGeneration': grpc.unary_unary_rpc_method_handler(
                     servicer.PauseGeneration,
-                    request_deserializer=protos_dot_vllm__pb2.PauseGenerationRequest.FromString,
-                    response_serializer=protos_dot_vllm__pb2.PauseGenerationResponse.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.PauseGenerationRequest.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.PauseGenerationResponse.SerializeToString,
             ),
             'ResumeGeneration': grpc.unary_unary_rpc_method_handler(
                     servicer.ResumeGeneration,
-                    request_deserializer=protos_dot_vllm__pb2.ResumeGenerationRequest.FromString,
-                    response_serializer=protos_dot_vllm__pb2.ResumeGenerationResponse.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.ResumeGenerationRequest.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.ResumeGenerationResponse.SerializeToString,
             ),
             'IsPaused': grpc.unary_unary_rpc_method_handler(
                     servicer.IsPaused,
-                    request_deserializer=protos_dot_vllm__pb2.IsPausedRequest.FromString,
-                    response_serializer=protos_dot_vllm__pb2.IsPausedResponse.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.IsPausedRequest.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.IsPausedResponse.SerializeToString,
             ),
             'IsSleeping': grpc.unary_unary_rpc_method_handler(
                     servicer.IsSleeping,
-                    request_deserializer=protos_dot_vllm__pb2.IsSleepingRequest.FromString,
-                    response_serializer=protos_dot_vllm__pb2.IsSleepingResponse.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.IsSleepingRequest.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.IsSleepingResponse.SerializeToString,
             ),
             'Shutdown': grpc.unary_unary_rpc_method_handler(
                     servicer.Shutdown,
-                    request_deserializer=protos_dot_vllm__pb2.Unread.FromString,
-                    response_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
             ),
             'LoadLora': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadLora,
-                    request_deserializer=protos_dot_vllm__pb2.Unread.FromString,
-                    response_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
             ),
             'UnloadLora': grpc.unary_unary_rpc_method_handler(
                     servicer.UnloadLora,
-                    request_deserializer=protos_dot_vllm__pb2.Unread.FromString,
-                    response_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
             ),
             'Sleep': grpc.unary_unary_rpc_method_handler(
                     servicer.Sleep,
-                    request_deserializer=protos_dot_vllm__pb2.Unread.FromString,
-                    response_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
             ),
             'WakeUp': grpc.unary_unary_rpc_method_handler(
                     servicer.WakeUp,
-                    request_deserializer=protos_dot_vllm__pb2.Unread.FromString,
-                    response_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
             ),
             'InitWeightTransferEngine': grpc.unary_unary_rpc_method_handler(
                     servicer.InitWeightTransferEngine,
-                    request_deserializer=protos_dot_vllm__pb2.Unread.FromString,
-                    response_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
             ),
             'StartWeightUpdate': grpc.unary_unary_rpc_method_handler(
                     servicer.StartWeightUpdate,
-                    request_deserializer=protos_dot_vllm__pb2.Unread.FromString,
-                    response_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
             ),
             'StartDraftWeightUpdate': grpc.unary_unary_rpc_method_handler(
                     servicer.StartDraftWeightUpdate,
-                    request_deserializer=protos_dot_vllm__pb2.Unread.FromString,
-                    response_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
             ),
             'UpdateWeights': grpc.unary_unary_rpc_method_handler(
                     servicer.UpdateWeights,
-                    request_deserializer=protos_dot_vllm__pb2.Unread.FromString,
-                    response_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
             ),
             'FinishWeightUpdate': grpc.unary_unary_rpc_method_handler(
                     servicer.FinishWeightUpdate,
-                    request_deserializer=protos_dot_vllm__pb2.Unread.FromString,
-                    response_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
             ),
             'UpdateWeightVersion': grpc.unary_unary_rpc_method_handler(
                     servicer.UpdateWeightVersion,
-                    request_deserializer=protos_dot_vllm__pb2.Unread.FromString,
-                    response_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
             ),
             'GetWeightVersion': grpc.unary_unary_rpc_method_handler(
                     servicer.GetWeightVersion,
-                    request_deserializer=protos_dot_vllm__pb2.Unread.FromString,
-                    response_serializer=protos_dot_vllm__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -522,8 +522,8 @@ class Control:
             request,
             target,
             '/vllm.Control/GetServerInfo',
-            protos_dot_vllm__pb2.GetServerInfoRequest.SerializeToString,
-            protos_dot_vllm__pb2.ServerInfo.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.GetServerInfoRequest.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.ServerInfo.FromString,
             options,
             channel_credentials,
             insecure,
@@ -549,8 +549,8 @@ class Control:
             request,
             target,
             '/vllm.Control/GetModelInfo',
-            protos_dot_vllm__pb2.GetModelInfoRequest.SerializeToString,
-            protos_dot_vllm__pb2.ModelInfo.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.GetModelInfoRequest.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.ModelInfo.FromString,
             options,
             channel_credentials,
             insecure,
@@ -576,8 +576,8 @@ class Control:
             request,
             target,
             '/vllm.Control/Abort',
-            protos_dot_vllm__pb2.AbortRequest.SerializeToString,
-            protos_dot_vllm__pb2.AbortResponse.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.AbortRequest.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.AbortResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -603,8 +603,8 @@ class Control:
             request,
             target,
             '/vllm.Control/ListLoras',
-            protos_dot_vllm__pb2.ListLorasRequest.SerializeToString,
-            protos_dot_vllm__pb2.ListLorasResponse.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.ListLorasRequest.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.ListLorasResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -630,8 +630,8 @@ class Control:
             request,
             target,
             '/vllm.Control/GetKvEventSources',
-            protos_dot_vllm__pb2.GetKvEventSourcesRequest.SerializeToString,
-            protos_dot_vllm__pb2.GetKvEventSourcesResponse.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.GetKvEventSourcesRequest.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.GetKvEventSourcesResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -657,8 +657,8 @@ class Control:
             request,
             target,
             '/vllm.Control/PauseGeneration',
-            protos_dot_vllm__pb2.PauseGenerationRequest.SerializeToString,
-            protos_dot_vllm__pb2.PauseGenerationResponse.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.PauseGenerationRequest.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.PauseGenerationResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -684,8 +684,8 @@ class Control:
             request,
             target,
             '/vllm.Control/ResumeGeneration',
-            protos_dot_vllm__pb2.ResumeGenerationRequest.SerializeToString,
-            protos_dot_vllm__pb2.ResumeGenerationResponse.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.ResumeGenerationRequest.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.ResumeGenerationResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -711,8 +711,8 @@ class Control:
             request,
             target,
             '/vllm.Control/IsPaused',
-            protos_dot_vllm__pb2.IsPausedRequest.SerializeToString,
-            protos_dot_vllm__pb2.IsPausedResponse.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.IsPausedRequest.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.IsPausedResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -738,8 +738,8 @@ class Control:
             request,
             target,
             '/vllm.Control/IsSleeping',
-            protos_dot_vllm__pb2.IsSleepingRequest.SerializeToString,
-            protos_dot_vllm__pb2.IsSleepingResponse.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.IsSleepingRequest.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.IsSleepingResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -765,8 +765,8 @@ class Control:
             request,
             target,
             '/vllm.Control/Shutdown',
-            protos_dot_vllm__pb2.Unread.SerializeToString,
-            protos_dot_vllm__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,
@@ -792,8 +792,8 @@ class Control:
             request,
             target,
             '/vllm.Control/LoadLora',
-            protos_dot_vllm__pb2.Unread.SerializeToString,
-            protos_dot_vllm__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,
@@ -819,8 +819,8 @@ class Control:
             request,
             target,
             '/vllm.Control/UnloadLora',
-            protos_dot_vllm__pb2.Unread.SerializeToString,
-            protos_dot_vllm__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,
@@ -846,8 +846,8 @@ class Control:
             request,
             target,
             '/vllm.Control/Sleep',
-            protos_dot_vllm__pb2.Unread.SerializeToString,
-            protos_dot_vllm__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,
@@ -873,8 +873,8 @@ class Control:
             request,
             target,
             '/vllm.Control/WakeUp',
-            protos_dot_vllm__pb2.Unread.SerializeToString,
-            protos_dot_vllm__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,
@@ -900,8 +900,8 @@ class Control:
             request,
             target,
             '/vllm.Control/InitWeightTransferEngine',
-            protos_dot_vllm__pb2.Unread.SerializeToString,
-            protos_dot_vllm__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,
@@ -927,8 +927,8 @@ class Control:
             request,
             target,
             '/vllm.Control/StartWeightUpdate',
-            protos_dot_vllm__pb2.Unread.SerializeToString,
-            protos_dot_vllm__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,
@@ -954,8 +954,8 @@ class Control:
             request,
             target,
             '/vllm.Control/StartDraftWeightUpdate',
-            protos_dot_vllm__pb2.Unread.SerializeToString,
-            protos_dot_vllm__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,
@@ -981,8 +981,8 @@ class Control:
             request,
             target,
             '/vllm.Control/UpdateWeights',
-            protos_dot_vllm__pb2.Unread.SerializeToString,
-            protos_dot_vllm__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1008,8 +1008,8 @@ class Control:
             request,
             target,
             '/vllm.Control/FinishWeightUpdate',
-            protos_dot_vllm__pb2.Unread.SerializeToString,
-            protos_dot_vllm__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1035,8 +1035,8 @@ class Control:
             request,
             target,
             '/vllm.Control/UpdateWeightVersion',
-            protos_dot_vllm__pb2.Unread.SerializeToString,
-            protos_dot_vllm__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,
@@ -1062,8 +1062,8 @@ class Control:
             request,
             target,
             '/vllm.Control/GetWeightVersion',
-            protos_dot_vllm__pb2.Unread.SerializeToString,
-            protos_dot_vllm__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_vllm__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,

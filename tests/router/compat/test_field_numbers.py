@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import Descriptor, FileDescriptor
 
-from protos import sglang_pb2, vllm_pb2
+from router.compat.protos import sglang_pb2, vllm_pb2
 
 VLLM = """
 GenerateRequest request_id 1 model 2 text 3 token_ids 4 temperature 5 sampling 6 decoding 7 stopping 8 response 9 kv 10

@@ -2,7 +2,7 @@
 
 import random
 
-from router.api.compat.kv_relay.union import Block, CacheUnion
+from router.compat.kv_relay import Block, CacheUnion
 from runtime.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 
 

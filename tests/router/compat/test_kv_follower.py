@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import zmq
 
-from router.api.compat.kv_relay.follower import Event, Follower, Source
+from router.compat.kv_follower import Event, Follower, Source
 from runtime.kv_events import END, AllBlocksCleared, BlockRemoved, KvEventBatch
 
 CLEARED = AllBlocksCleared()
@@ -19,7 +19,7 @@ class Publisher:
 
     def __init__(self, context: zmq.Context, directory: Path) -> None:
         self.source = Source(3, f"ipc://{directory}/kv", f"ipc://{directory}/replay")
-        self._published: zmq.Socket = context.socket(zmq.PUB)
+        self._published: zmq.Socket = context.socket(zmq.XPUB)
         self._published.bind(self.source.endpoint)
         self._replay: zmq.Socket = context.socket(zmq.ROUTER)
         self._replay.bind(self.source.replay_endpoint)
@@ -27,6 +27,11 @@ class Publisher:
         self._is_ending = threading.Event()
         self._thread = threading.Thread(target=self._answer)
         self._thread.start()
+
+    def wait_for_subscriber(self) -> None:
+        """What is sent before is lost."""
+        assert self._published.poll(20_000)
+        assert self._published.recv() == b"\x01topic"
 
     def publish(self, number: int, seconds: float, *events: Event, is_sent: bool = True, is_kept: bool = True) -> None:
         payload = msgspec.msgpack.encode(KvEventBatch(seconds, list(events), 3))
@@ -81,6 +86,7 @@ def followed(tmp_path: Path) -> Iterator[tuple[Publisher, Delivered]]:
         follower.start()
         try:
             assert caught_up.wait(20)
+            publisher.wait_for_subscriber()
             assert delivered.events == [(3, [CLEARED], 0)]
             yield publisher, delivered
         finally:

@@ -3,7 +3,7 @@
 import grpc
 import warnings
 
-from protos import sglang_pb2 as protos_dot_sglang__pb2
+from router.compat.protos import sglang_pb2 as router_dot_compat_dot_protos_dot_sglang__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -18,7 +18,7 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in protos/sglang_pb2_grpc.py depends on'
+        + ' but the generated code in router/compat/protos/sglang_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
@@ -36,78 +36,78 @@ class SglangSchedulerStub:
         """
         self.Generate = channel.unary_stream(
                 '/sglang.grpc.scheduler.SglangScheduler/Generate',
-                request_serializer=protos_dot_sglang__pb2.GenerateRequest.SerializeToString,
-                response_deserializer=protos_dot_sglang__pb2.GenerateResponse.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.GenerateRequest.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.GenerateResponse.FromString,
                 _registered_method=True)
         self.HealthCheck = channel.unary_unary(
                 '/sglang.grpc.scheduler.SglangScheduler/HealthCheck',
-                request_serializer=protos_dot_sglang__pb2.HealthCheckRequest.SerializeToString,
-                response_deserializer=protos_dot_sglang__pb2.HealthCheckResponse.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.HealthCheckRequest.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.HealthCheckResponse.FromString,
                 _registered_method=True)
         self.Abort = channel.unary_unary(
                 '/sglang.grpc.scheduler.SglangScheduler/Abort',
-                request_serializer=protos_dot_sglang__pb2.AbortRequest.SerializeToString,
-                response_deserializer=protos_dot_sglang__pb2.AbortResponse.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.AbortRequest.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.AbortResponse.FromString,
                 _registered_method=True)
         self.GetModelInfo = channel.unary_unary(
                 '/sglang.grpc.scheduler.SglangScheduler/GetModelInfo',
-                request_serializer=protos_dot_sglang__pb2.GetModelInfoRequest.SerializeToString,
-                response_deserializer=protos_dot_sglang__pb2.GetModelInfoResponse.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.GetModelInfoRequest.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.GetModelInfoResponse.FromString,
                 _registered_method=True)
         self.GetServerInfo = channel.unary_unary(
                 '/sglang.grpc.scheduler.SglangScheduler/GetServerInfo',
-                request_serializer=protos_dot_sglang__pb2.GetServerInfoRequest.SerializeToString,
-                response_deserializer=protos_dot_sglang__pb2.GetServerInfoResponse.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.GetServerInfoRequest.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.GetServerInfoResponse.FromString,
                 _registered_method=True)
         self.GetLoads = channel.unary_unary(
                 '/sglang.grpc.scheduler.SglangScheduler/GetLoads',
-                request_serializer=protos_dot_sglang__pb2.GetLoadsRequest.SerializeToString,
-                response_deserializer=protos_dot_sglang__pb2.GetLoadsResponse.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.GetLoadsRequest.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.GetLoadsResponse.FromString,
                 _registered_method=True)
         self.GetTokenizer = channel.unary_stream(
                 '/sglang.grpc.scheduler.SglangScheduler/GetTokenizer',
-                request_serializer=protos_dot_sglang__pb2.GetTokenizerRequest.SerializeToString,
-                response_deserializer=protos_dot_sglang__pb2.TokenizerChunk.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.GetTokenizerRequest.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.TokenizerChunk.FromString,
                 _registered_method=True)
         self.Embed = channel.unary_unary(
                 '/sglang.grpc.scheduler.SglangScheduler/Embed',
-                request_serializer=protos_dot_sglang__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_sglang__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
                 _registered_method=True)
         self.FlushCache = channel.unary_unary(
                 '/sglang.grpc.scheduler.SglangScheduler/FlushCache',
-                request_serializer=protos_dot_sglang__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_sglang__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
                 _registered_method=True)
         self.StartProfile = channel.unary_unary(
                 '/sglang.grpc.scheduler.SglangScheduler/StartProfile',
-                request_serializer=protos_dot_sglang__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_sglang__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
                 _registered_method=True)
         self.StopProfile = channel.unary_unary(
                 '/sglang.grpc.scheduler.SglangScheduler/StopProfile',
-                request_serializer=protos_dot_sglang__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_sglang__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
                 _registered_method=True)
         self.SubscribeKvEvents = channel.unary_stream(
                 '/sglang.grpc.scheduler.SglangScheduler/SubscribeKvEvents',
-                request_serializer=protos_dot_sglang__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_sglang__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
                 _registered_method=True)
         self.LoadLoRAAdapter = channel.unary_unary(
                 '/sglang.grpc.scheduler.SglangScheduler/LoadLoRAAdapter',
-                request_serializer=protos_dot_sglang__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_sglang__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
                 _registered_method=True)
         self.UnloadLoRAAdapter = channel.unary_unary(
                 '/sglang.grpc.scheduler.SglangScheduler/UnloadLoRAAdapter',
-                request_serializer=protos_dot_sglang__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_sglang__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
                 _registered_method=True)
         self.ListLoadedLoRAAdapters = channel.unary_unary(
                 '/sglang.grpc.scheduler.SglangScheduler/ListLoadedLoRAAdapters',
-                request_serializer=protos_dot_sglang__pb2.Unread.SerializeToString,
-                response_deserializer=protos_dot_sglang__pb2.Unread.FromString,
+                request_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
+                response_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
                 _registered_method=True)
 
 
@@ -210,78 +210,78 @@ def add_SglangSchedulerServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=protos_dot_sglang__pb2.GenerateRequest.FromString,
-                    response_serializer=protos_dot_sglang__pb2.GenerateResponse.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.GenerateRequest.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.GenerateResponse.SerializeToString,
             ),
             'HealthCheck': grpc.unary_unary_rpc_method_handler(
                     servicer.HealthCheck,
-                    request_deserializer=protos_dot_sglang__pb2.HealthCheckRequest.FromString,
-                    response_serializer=protos_dot_sglang__pb2.HealthCheckResponse.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.HealthCheckRequest.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.HealthCheckResponse.SerializeToString,
             ),
             'Abort': grpc.unary_unary_rpc_method_handler(
                     servicer.Abort,
-                    request_deserializer=protos_dot_sglang__pb2.AbortRequest.FromString,
-                    response_serializer=protos_dot_sglang__pb2.AbortResponse.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.AbortRequest.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.AbortResponse.SerializeToString,
             ),
             'GetModelInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModelInfo,
-                    request_deserializer=protos_dot_sglang__pb2.GetModelInfoRequest.FromString,
-                    response_serializer=protos_dot_sglang__pb2.GetModelInfoResponse.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.GetModelInfoRequest.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.GetModelInfoResponse.SerializeToString,
             ),
             'GetServerInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetServerInfo,
-                    request_deserializer=protos_dot_sglang__pb2.GetServerInfoRequest.FromString,
-                    response_serializer=protos_dot_sglang__pb2.GetServerInfoResponse.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.GetServerInfoRequest.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.GetServerInfoResponse.SerializeToString,
             ),
             'GetLoads': grpc.unary_unary_rpc_method_handler(
                     servicer.GetLoads,
-                    request_deserializer=protos_dot_sglang__pb2.GetLoadsRequest.FromString,
-                    response_serializer=protos_dot_sglang__pb2.GetLoadsResponse.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.GetLoadsRequest.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.GetLoadsResponse.SerializeToString,
             ),
             'GetTokenizer': grpc.unary_stream_rpc_method_handler(
                     servicer.GetTokenizer,
-                    request_deserializer=protos_dot_sglang__pb2.GetTokenizerRequest.FromString,
-                    response_serializer=protos_dot_sglang__pb2.TokenizerChunk.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.GetTokenizerRequest.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.TokenizerChunk.SerializeToString,
             ),
             'Embed': grpc.unary_unary_rpc_method_handler(
                     servicer.Embed,
-                    request_deserializer=protos_dot_sglang__pb2.Unread.FromString,
-                    response_serializer=protos_dot_sglang__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
             ),
             'FlushCache': grpc.unary_unary_rpc_method_handler(
                     servicer.FlushCache,
-                    request_deserializer=protos_dot_sglang__pb2.Unread.FromString,
-                    response_serializer=protos_dot_sglang__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
             ),
             'StartProfile': grpc.unary_unary_rpc_method_handler(
                     servicer.StartProfile,
-                    request_deserializer=protos_dot_sglang__pb2.Unread.FromString,
-                    response_serializer=protos_dot_sglang__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
             ),
             'StopProfile': grpc.unary_unary_rpc_method_handler(
                     servicer.StopProfile,
-                    request_deserializer=protos_dot_sglang__pb2.Unread.FromString,
-                    response_serializer=protos_dot_sglang__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
             ),
             'SubscribeKvEvents': grpc.unary_stream_rpc_method_handler(
                     servicer.SubscribeKvEvents,
-                    request_deserializer=protos_dot_sglang__pb2.Unread.FromString,
-                    response_serializer=protos_dot_sglang__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
             ),
             'LoadLoRAAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.LoadLoRAAdapter,
-                    request_deserializer=protos_dot_sglang__pb2.Unread.FromString,
-                    response_serializer=protos_dot_sglang__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
             ),
             'UnloadLoRAAdapter': grpc.unary_unary_rpc_method_handler(
                     servicer.UnloadLoRAAdapter,
-                    request_deserializer=protos_dot_sglang__pb2.Unread.FromString,
-                    response_serializer=protos_dot_sglang__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
             ),
             'ListLoadedLoRAAdapters': grpc.unary_unary_rpc_method_handler(
                     servicer.ListLoadedLoRAAdapters,
-                    request_deserializer=protos_dot_sglang__pb2.Unread.FromString,
-                    response_serializer=protos_dot_sglang__pb2.Unread.SerializeToString,
+                    request_deserializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
+                    response_serializer=router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -309,8 +309,8 @@ class SglangScheduler:
             request,
             target,
             '/sglang.grpc.scheduler.SglangScheduler/Generate',
-            protos_dot_sglang__pb2.GenerateRequest.SerializeToString,
-            protos_dot_sglang__pb2.GenerateResponse.FromString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.GenerateRequest.SerializeToString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.GenerateResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -336,8 +336,8 @@ class SglangScheduler:
             request,
             target,
             '/sglang.grpc.scheduler.SglangScheduler/HealthCheck',
-            protos_dot_sglang__pb2.HealthCheckRequest.SerializeToString,
-            protos_dot_sglang__pb2.HealthCheckResponse.FromString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.HealthCheckRequest.SerializeToString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.HealthCheckResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -363,8 +363,8 @@ class SglangScheduler:
             request,
             target,
             '/sglang.grpc.scheduler.SglangScheduler/Abort',
-            protos_dot_sglang__pb2.AbortRequest.SerializeToString,
-            protos_dot_sglang__pb2.AbortResponse.FromString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.AbortRequest.SerializeToString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.AbortResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -390,8 +390,8 @@ class SglangScheduler:
             request,
             target,
             '/sglang.grpc.scheduler.SglangScheduler/GetModelInfo',
-            protos_dot_sglang__pb2.GetModelInfoRequest.SerializeToString,
-            protos_dot_sglang__pb2.GetModelInfoResponse.FromString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.GetModelInfoRequest.SerializeToString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.GetModelInfoResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -417,8 +417,8 @@ class SglangScheduler:
             request,
             target,
             '/sglang.grpc.scheduler.SglangScheduler/GetServerInfo',
-            protos_dot_sglang__pb2.GetServerInfoRequest.SerializeToString,
-            protos_dot_sglang__pb2.GetServerInfoResponse.FromString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.GetServerInfoRequest.SerializeToString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.GetServerInfoResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -444,8 +444,8 @@ class SglangScheduler:
             request,
             target,
             '/sglang.grpc.scheduler.SglangScheduler/GetLoads',
-            protos_dot_sglang__pb2.GetLoadsRequest.SerializeToString,
-            protos_dot_sglang__pb2.GetLoadsResponse.FromString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.GetLoadsRequest.SerializeToString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.GetLoadsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -471,8 +471,8 @@ class SglangScheduler:
             request,
             target,
             '/sglang.grpc.scheduler.SglangScheduler/GetTokenizer',
-            protos_dot_sglang__pb2.GetTokenizerRequest.SerializeToString,
-            protos_dot_sglang__pb2.TokenizerChunk.FromString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.GetTokenizerRequest.SerializeToString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.TokenizerChunk.FromString,
             options,
             channel_credentials,
             insecure,
@@ -498,8 +498,8 @@ class SglangScheduler:
             request,
             target,
             '/sglang.grpc.scheduler.SglangScheduler/Embed',
-            protos_dot_sglang__pb2.Unread.SerializeToString,
-            protos_dot_sglang__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,
@@ -525,8 +525,8 @@ class SglangScheduler:
             request,
             target,
             '/sglang.grpc.scheduler.SglangScheduler/FlushCache',
-            protos_dot_sglang__pb2.Unread.SerializeToString,
-            protos_dot_sglang__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,
@@ -552,8 +552,8 @@ class SglangScheduler:
             request,
             target,
             '/sglang.grpc.scheduler.SglangScheduler/StartProfile',
-            protos_dot_sglang__pb2.Unread.SerializeToString,
-            protos_dot_sglang__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,
@@ -579,8 +579,8 @@ class SglangScheduler:
             request,
             target,
             '/sglang.grpc.scheduler.SglangScheduler/StopProfile',
-            protos_dot_sglang__pb2.Unread.SerializeToString,
-            protos_dot_sglang__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,
@@ -606,8 +606,8 @@ class SglangScheduler:
             request,
             target,
             '/sglang.grpc.scheduler.SglangScheduler/SubscribeKvEvents',
-            protos_dot_sglang__pb2.Unread.SerializeToString,
-            protos_dot_sglang__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,
@@ -633,8 +633,8 @@ class SglangScheduler:
             request,
             target,
             '/sglang.grpc.scheduler.SglangScheduler/LoadLoRAAdapter',
-            protos_dot_sglang__pb2.Unread.SerializeToString,
-            protos_dot_sglang__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,
@@ -660,8 +660,8 @@ class SglangScheduler:
             request,
             target,
             '/sglang.grpc.scheduler.SglangScheduler/UnloadLoRAAdapter',
-            protos_dot_sglang__pb2.Unread.SerializeToString,
-            protos_dot_sglang__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,
@@ -687,8 +687,8 @@ class SglangScheduler:
             request,
             target,
             '/sglang.grpc.scheduler.SglangScheduler/ListLoadedLoRAAdapters',
-            protos_dot_sglang__pb2.Unread.SerializeToString,
-            protos_dot_sglang__pb2.Unread.FromString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.Unread.SerializeToString,
+            router_dot_compat_dot_protos_dot_sglang__pb2.Unread.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,31 +3,44 @@
 import uuid
 from collections.abc import Sequence
 
-from configs.sampling import ALL_LOGPROBS, BY_NAME
+from configs.sampling import ALL_LOGPROBS
 from protos import inference_pb2 as pb
-from protos import vllm_pb2 as vllm
+from router.compat.protos import vllm_pb2 as vllm
+from router.compat.sampling import refuse, sampling_of
 from router.errors import InvalidRequest
 
-_DEFAULT_MAX_TOKENS = 20
-# The field is signed in Octavo's message.
-_MOST_TOP_K = BY_NAME["top_k"].high
-_KINDS = {"json": "json_schema", "regex": "regex", "grammar": "grammar", "structural_tag": "structural_tag"}
+_NO_TRANSFER = "each replica computes whole requests"
+_REFUSED = {"media": "this service takes text and tokens only", "lora_name": "no adapters are served"}
+_KV_REFUSED = {"kv_transfer_params": _NO_TRANSFER, "ec_transfer_params": _NO_TRANSFER}
+_NAMES = {
+    "num_sequences": "n",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "stop_strings": "stop",
+    "include_stop_strings": "include_stop_str_in_output",
+    "json": "json_schema",
+}
 
 
 def generate_request(
     request: vllm.GenerateRequest, request_id: str, model_default: pb.SamplingParams
 ) -> pb.GenerateRequest:
     """model_default: the model's own defaults. Raises InvalidRequest."""
-    _check_supported(request)
+    refuse(request, _REFUSED)
+    refuse(request.kv, _KV_REFUSED, "kv.")
+    places = {"sampling": request.sampling, "decoding": request.decoding, "stopping": request.stopping}
+    shown = request.response
     message = pb.GenerateRequest(
         request_id=request_id,
         model=request.model,
-        sampling=_sampling(request),
+        sampling=sampling_of(places, _NAMES),
         priority=request.priority,
         session_key=request.session_id,
         # A salt that no other request has shares no block.
         cache_salt=uuid.uuid4().hex if request.kv.bypass_prefix_cache else request.kv.cache_salt,
     )
+    message.sampling.skip_special_tokens = not shown.HasField("skip_special_tokens") or shown.skip_special_tokens
+    _tell(message.sampling, shown)
     if request.HasField("temperature"):
         message.sampling.temperature = request.temperature
     elif not model_default.HasField("temperature"):
@@ -40,63 +53,6 @@ def generate_request(
     if request.truncate_prompt_tokens:
         message.truncate_prompt_tokens = request.truncate_prompt_tokens
     return message
-
-
-def _check_supported(request: vllm.GenerateRequest) -> None:
-    """Raises InvalidRequest."""
-    if request.media:
-        raise InvalidRequest(f"media has {len(request.media)} items: this service takes text and tokens only")
-    if request.lora_name:
-        raise InvalidRequest(f"lora_name={request.lora_name[:80]!r}: no adapters are served; leave it empty")
-    for name in ("kv_transfer_params", "ec_transfer_params"):
-        if request.kv.HasField(name):
-            raise InvalidRequest(f"kv.{name} is set: each replica computes whole requests; leave it unset")
-
-
-def _sampling(request: vllm.GenerateRequest) -> pb.SamplingParams:
-    """Raises InvalidRequest."""
-    drawn, decoding, stopping, shown = request.sampling, request.decoding, request.stopping, request.response
-    if drawn.top_k > _MOST_TOP_K:
-        raise InvalidRequest(f"sampling.top_k={drawn.top_k}: use at most {_MOST_TOP_K}, or 0 for the default")
-    sampling = pb.SamplingParams(
-        n=drawn.num_sequences,
-        presence_penalty=decoding.presence_penalty,
-        frequency_penalty=decoding.frequency_penalty,
-        repetition_penalty=decoding.repetition_penalty or 1.0,
-        logit_bias=decoding.logit_bias,
-        allowed_token_ids=decoding.allowed_token_ids,
-        max_tokens=stopping.max_new_tokens or _DEFAULT_MAX_TOKENS,
-        min_tokens=stopping.min_new_tokens,
-        stop_token_ids=stopping.stop_token_ids,
-        stop=stopping.stop_strings,
-        include_stop_str_in_output=stopping.include_stop_strings,
-        ignore_eos=stopping.ignore_eos,
-        skip_special_tokens=shown.skip_special_tokens if shown.HasField("skip_special_tokens") else True,
-    )
-    for name in ("top_k", "top_p", "min_p"):
-        if drawn.HasField(name):
-            setattr(sampling, name, getattr(drawn, name))
-    if drawn.HasField("seed"):
-        # Negative seeds are the other half of the 64 bits.
-        sampling.seed = drawn.seed % 2**64
-    _constrain(sampling, decoding)
-    _tell(sampling, shown)
-    return sampling
-
-
-def _constrain(sampling: pb.SamplingParams, decoding: vllm.DecodingParameters) -> None:
-    match decoding.WhichOneof("structured_output"):
-        case None:
-            pass
-        case "choice":
-            sampling.constraint.choice.texts.extend(decoding.choice.choices)
-            sampling.constraint.choice.SetInParent()
-        case "json_object":
-            if not decoding.json_object:
-                raise InvalidRequest("decoding.json_object=false: use true, or leave it unset")
-            sampling.constraint.json_object = True
-        case kind:
-            setattr(sampling.constraint, _KINDS[kind], getattr(decoding, kind))
 
 
 def _tell(sampling: pb.SamplingParams, shown: vllm.ResponseOptions) -> None:
@@ -144,7 +100,7 @@ class Replies:
         self._is_first = True
         self._num_tokens: dict[int, int] = {}
 
-    def take(self, event: pb.GenerateResponse) -> vllm.GenerateResponse | None:
+    def take(self, event: pb.GenerateResponse) -> list[vllm.GenerateResponse]:
         """Takes in an event. Returns what is to be sent for it."""
         match event.WhichOneof("event"):
             case "started":
@@ -156,8 +112,8 @@ class Replies:
                 if self._is_first:
                     self._is_first = False
                     reply.prompt_info.CopyFrom(self._prompt_info())
-                return reply
-        return None
+                return [reply]
+        return []
 
     def _prompt_info(self) -> vllm.PromptInfo:
         logprobs = self._prompt_logprobs

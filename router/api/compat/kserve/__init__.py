@@ -1,1 +1,0 @@
-"""`inference.GRPCInferenceService`, the protocol of KServe and of Triton's clients (protos/kserve.proto)."""

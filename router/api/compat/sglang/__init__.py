@@ -1,1 +1,0 @@
-"""SGLang's gRPC service, sglang.grpc.scheduler.SglangScheduler, as its routers call it."""

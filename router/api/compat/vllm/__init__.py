@@ -1,1 +1,0 @@
-"""vLLM's own gRPC services: vllm.Inference and vllm.Control."""
