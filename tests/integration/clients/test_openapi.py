@@ -86,6 +86,10 @@ async def test_the_document_is_valid_and_has_every_route(gateway: Gateway, docum
     assert told <= routed
     # The console is an option.
     assert OPERATIONS.keys() - {f"{method} {path}" for method, path in told} == {"get /console"}
+    # Models of one name are told apart by their API, in a checkout as in the wheel.
+    schemas = document["components"]["schemas"]
+    assert {"openai.Message", "anthropic.Message", "openai.Tool", "responses.Tool"} <= schemas.keys()
+    assert not [name for name in schemas if "__" in name]
     names = [each["operationId"] for methods in document["paths"].values() for each in methods.values()]
     assert len(set(names)) == len(names)
 

@@ -42,7 +42,7 @@ X-Octavo-Ignored-Fields of the answer names it."""
 # What starlette writes behind a parameter's name.
 _CONVERTER = re.compile(r":\w+}")
 # How pydantic tells apart models of one name, such as openai.Message and anthropic.Message.
-_QUALIFIED = re.compile(rb"\w+__gateway__(\w+)__schemas__(\w+)")
+_QUALIFIED = re.compile(rb"\w+__gateway__([a-z]+)__[a-z_]+?__(\w+)")
 _REF = "#/components/schemas/{model}"
 _NULL = {"type": "string", "enum": [None], "nullable": True}
 # A path, its methods, and whether it answers more than that it is not there yet.
