@@ -23,6 +23,8 @@ from router.security.identity import ANYONE
 
 URL = "/v1/completions"
 
+_AN_HOUR = 3600
+
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,10 +208,12 @@ async def test_a_batch_whose_passes_fail_at_once_can_be_ended(
 
     monkeypatch.setattr(runner_module.BatchRun, "run", fail)
     monkeypatch.setattr(Runner, "_note_failure", pause)
-    # In seconds of whole numbers.
-    batch = make(store, line("a"), expires_at=int(time.time()) + 2 if status == "expired" else 2**40)
+    batch = make(store, line("a"), expires_at=int(time.time()) + _AN_HOUR)
     async with running(store, Server()):
         await failed.wait()
+        if status == "expired":
+            now = time.time
+            monkeypatch.setattr(time, "time", lambda: now() + 2 * _AN_HOUR)
         if not is_restarted and status == "cancelled":
             batch.cancel()
         record = None if is_restarted else await ended(batch)
