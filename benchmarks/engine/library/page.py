@@ -1,6 +1,8 @@
-"""Writes the tables of docs/models.md from what the grid of models has found."""
+"""Writes the lists of docs/models.md from the findings of the grid of models."""
 
-from collections.abc import Sequence
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
@@ -12,8 +14,6 @@ _FIRST = "## Own families\n"
 
 
 class Found(Protocol):
-    @property
-    def model_type(self) -> str: ...
     @property
     def name(self) -> str: ...
     @property
@@ -30,30 +30,49 @@ class Found(Protocol):
 
 def write_page(path: Path, lines: Sequence[Found]) -> None:
     by_name = {line.name: line for line in lines}
-    computed = sorted((each for each in by_name.values() if not each.refused and not each.wrong), key=lambda e: e.name)
-    refused = sorted((each for each in by_name.values() if each.refused and not each.is_own), key=lambda e: e.name)
+    computed = [each for each in by_name.values() if not each.refused and not each.wrong]
+    worst = max(computed, key=lambda each: each.error)
+    by_ranks, by_reason = defaultdict[tuple[int, ...], list[str]](list), defaultdict[str, list[str]](list)
+    for each in computed:
+        by_ranks[each.ranks].append(each.name)
+    for each in by_name.values():
+        if each.refused and not each.is_own:
+            by_reason[_reason(each)].append(each.name)
     text = [
         path.read_text(encoding="utf-8").partition(_FIRST)[0] + _FIRST,
-        "\n".join(f"- `{name}`" for name in ARCHITECTURES) + "\n",
-        f"## Computed by transformers {version('transformers')}\n",
-        f"{len(computed)} classes, each checked with a tiny random model in float32 by",
-        "`python -m benchmarks.engine.library.grid --tensor-parallel`. The error is max |a - b| / max |b| of logits",
-        "and log-probabilities. Ranks: tensor-parallel sizes that were run. Own families are computed that way with",
-        "`model_impl: transformers` only.\n",
-        "| architecture | model_type | own family | error | ranks |",
-        "|---|---|---|---|---|",
+        _wrapped(_listed(ARCHITECTURES)),
+        f"\n## Computed by transformers {version('transformers')}\n",
+        _wrapped(
+            f"{len(computed)} classes, each checked with a tiny random model in float32 by "
+            "`python -m benchmarks.engine.library.grid --tensor-parallel`. The largest error of logits and "
+            f"log-probabilities, max |a - b| / max |b|, is {worst.error:.0e} (`{worst.name}`). Own families are "
+            "computed that way with `model_impl: transformers` only."
+        ),
         *(
-            f"| `{each.name}` | {each.model_type} | {'yes' if each.is_own else ''} | {each.error:.0e} "
-            f"| {', '.join(map(str, each.ranks))} |"
-            for each in computed
+            f"\nTensor-parallel sizes {_sizes(ranks)}:\n\n{_wrapped(_listed(names))}"
+            for ranks, names in sorted(by_ranks.items())
         ),
         "\n## Refused\n",
-        "| architecture | model_type | reason |",
-        "|---|---|---|",
-        *(f"| `{each.name}` | {each.model_type} | {_cell(each.refused)} |" for each in refused),
+        *(
+            _wrapped(f"- {reason.rstrip('.')}: {_listed(names)}", "  ")
+            for reason, names in sorted(by_reason.items(), key=lambda each: (-len(each[1]), each[0]))
+        ),
     ]
     path.write_text("\n".join(text) + "\n")
 
 
-def _cell(reason: str) -> str:
-    return " ".join(reason.replace("|", "/").split())[:200]
+def _reason(line: Found) -> str:
+    """The reason without the architecture's own name, so that architectures with one reason stand together."""
+    return " ".join(line.refused.removeprefix(line.name).replace(line.name, "it").lstrip(": ").split())[:200]
+
+
+def _sizes(ranks: tuple[int, ...]) -> str:
+    return " and ".join(map(str, ranks))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{each}`" for each in sorted(names))
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
