@@ -12,7 +12,7 @@ from octavo.client.admin import RequestTimeline, TimelineEntry
 
 
 class Phase(StrEnum):
-    """What a choice spent its time on."""
+    """The phases in which a choice spends its time."""
 
     QUEUED = "queued"
     # Computing the prompt, or recomputing what a preemption lost.

@@ -10,7 +10,7 @@ from runtime.media.packed import PackedItem
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingHints:
-    """What a routing policy sees of a request."""
+    """The hints about a request that a routing policy gets."""
 
     # The prompt.
     token_ids: Sequence[int]

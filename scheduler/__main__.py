@@ -77,7 +77,7 @@ async def _serve(options: Options, replica: int) -> int:
         server.drain()
         if await _ended_before(ended, signals):
             return _exit_code(server, ended.result())
-        log.warning("told to end a second time: requests that still run end now")
+        log.warning("second signal: running requests end now")
     finally:
         await server.stop()
         if http is not None:

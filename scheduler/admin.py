@@ -75,7 +75,7 @@ class AdminService(AdminServicer):
 
     async def Hold(self, request: pb.HoldRequest, context: Context) -> pb.HoldResponse:
         await context.abort(
-            grpc.StatusCode.UNIMPLEMENTED, "a scheduler takes what routers send: ask the router that shall send nothing"
+            grpc.StatusCode.UNIMPLEMENTED, "Hold is a router's call: a router stops sending requests to this replica"
         )
 
 

@@ -59,7 +59,7 @@ def tune(
     tensor_parallel_size: Annotated[str, _axis("Ranks that share each layer.")] = "",
     pipeline_parallel_size: Annotated[str, _axis("Stages.")] = "",
     data_parallel_size: Annotated[str, _axis("Replicas.")] = "",
-    quantization: Annotated[str, _axis("How weights are held: none,int8,int4.")] = "",
+    quantization: Annotated[str, _axis("Quantization of the weights: none,int8,int4.")] = "",
     num_requests: Annotated[
         int, typer.Option(min=2, rich_help_panel=_REQUESTS, help="Requests of a whole measurement.")
     ] = 100,

@@ -50,7 +50,7 @@ def examine(machine: Machine) -> Iterator[Check]:
 
 
 def _check_refusal(machine: Machine) -> Iterator[Check]:
-    """What workers refuse about the options."""
+    """The options that workers refuse."""
     for reader in ("refusal", "model"):
         if refusal := machine.readings[reader].refusal:
             yield problem("options", refusal, "change that option; `octavo up --help` explains it")

@@ -44,7 +44,7 @@ class GpuListing:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What several checks share, read once each."""
+    """The values that several checks share, read once each."""
 
     options: Options
     probe_timeout: float = PROBE_TIMEOUT

@@ -17,7 +17,7 @@ _Result = TypeVar("_Result")
 
 
 def run_here(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Runs a coroutine that waits for nobody, whether or not an event loop runs in this thread."""
+    """Runs a coroutine that never suspends, whether or not an event loop runs in this thread."""
     while True:
         try:
             # A pause for other work of an event loop yields None.

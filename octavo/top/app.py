@@ -173,7 +173,7 @@ class Top(App[None]):
         self._tell(_HINT if view.replicas else "this key sees its own requests only", "dim", is_news=False)
 
     def _tell(self, text: str, style: str = "", *, is_news: bool = True) -> None:
-        """Shows a line. is_news: it stays for some seconds, whatever comes that is no news."""
+        """Shows a line. is_news: for some seconds only other news replaces it."""
         now = time.monotonic()
         if is_news:
             self._news_until = now + 4.0

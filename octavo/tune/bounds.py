@@ -1,4 +1,4 @@
-"""What a setting must keep: limits of 99th percentiles, a rate of hits in the prefix cache, and no errors."""
+"""The bounds of a setting: limits of 99th percentiles, a rate of hits in the prefix cache, and no errors."""
 
 import math
 from collections.abc import Mapping

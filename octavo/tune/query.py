@@ -137,7 +137,7 @@ def workload_of(query: Query, base: Options) -> TuneWorkload:
 
 
 def _common(query: Query, candidates: list[Candidate], base: Options) -> dict[str, Any]:
-    """What all results of a run have in common."""
+    """The facts that all results of a run share."""
     return {
         "version": octavo_version(),
         "options": {

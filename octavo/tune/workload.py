@@ -56,12 +56,12 @@ class TuneWorkload:
         return max(each.prompt_len + each.output_len for each in self.requests(math.inf))
 
     def load(self, rate: float, *, share: float = 1.0) -> Load:
-        """What `octavo.bench.serve.measure` sends."""
+        """The requests that `octavo.bench.serve.measure` sends."""
         prepared = _Prepared(requests_=self.requests(rate, share=share), name=self.dataset.name)
         return Load(num_requests=len(prepared.requests_), dataset=prepared, seed=self.seed)
 
     def paper(self, rate: float, *, share: float = 1.0) -> Workload:
-        """What `octavo.plan.simulate.simulate` runs."""
+        """The workload that `octavo.plan.simulate.simulate` runs."""
         return paper_workload(self.requests(rate, share=share))
 
 

@@ -75,5 +75,5 @@ async def _bounded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
     async for request in requests:
         count += 1
         if count > MOST_MESSAGES:
-            raise InvalidRequest(f"more than {MOST_MESSAGES} questions in one stream: begin another one")
+            raise InvalidRequest(f"more than {MOST_MESSAGES} messages in one stream: open another one")
         yield request

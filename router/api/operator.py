@@ -1,4 +1,4 @@
-"""What operators ask of a router, over gRPC or from the console: it asks all replicas and combines their answers."""
+"""Operators' requests to a router, over gRPC or from the console: it asks all replicas and combines their answers."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol

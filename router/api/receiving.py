@@ -207,9 +207,7 @@ class Receiving(grpc.aio.ServerInterceptor):
         except TimeoutError:
             if patience.is_exhausted:
                 raise InvalidRequest(f"the message has not arrived within {most_s:g} s") from None
-            raise self._full(
-                "as many calls as may wait for their message at once do so, and this one's has not arrived"
-            ) from None
+            raise self._full("too many calls wait for their message, and this call's has not arrived in time") from None
 
     def _full(self, why: str) -> RequestError:
         error = RouterFull(f"{why}; try again later or at another router")

@@ -39,7 +39,7 @@ class _Status(msgspec.Struct):
 
 
 class _ReadBack(msgspec.Struct):
-    """What is read of a written line. The answer itself is skipped: no number or text in it can be out of range."""
+    """The fields read of a written line. The answer itself is skipped: no number or text in it can be out of range."""
 
     id: str
     response: _Status | None

@@ -25,7 +25,7 @@ _NO_STREAM = (b"null", b"false")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with a line, which is therefore not computed. code: a word for programs."""
+    """The error of a line, which is therefore not computed. code: a word for programs."""
 
     code: str
     message: str

@@ -98,7 +98,7 @@ class Intake:
         return limits.max_request_bytes if limits.takes_items and self.takes_items else 0
 
     def parses(self, chat: pb.ChatPrompt) -> bool:
-        """Tells whether the served model's formats tell more apart in a chat's output than its answer."""
+        """True if the served model's outputs can have reasoning or tool calls beside the answer."""
         return self._text.outputs.are_parsed(chat)
 
     @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""What has become of constraints, by their digests: canonical forms, and why others were refused."""
+"""The outcomes of constraints, by their digests: canonical forms, and why others were refused."""
 
 import math
 import time

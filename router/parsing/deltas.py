@@ -29,7 +29,7 @@ def _digest(request_id: str, choice: int, index: int) -> "hashlib._Hash":
 
 
 class Deltas:
-    """What has been told apart and not been taken yet.
+    """The deltas that have been told apart and not been taken yet.
 
     Whitespace at the beginning of the content, and behind a call, waits for the text that follows: without text between
     them, calls come without content.

@@ -34,7 +34,7 @@ HARMONY_REASONING = "openai_gptoss"
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """What a model writes beside its answer. None: the text has none of it."""
+    """The parts that a model writes beside its answer. None: the text has none of it."""
 
     calls: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None

@@ -17,7 +17,7 @@ SPACES = re.compile(r"[ \t\r\n]+")
 
 
 class Malformed(Exception):
-    """What looked like a call is none. What was held of it stays text."""
+    """Declares that the text held back is not a call: it stays text."""
 
 
 class Source:
@@ -42,7 +42,7 @@ class Source:
         self._held = []
 
     def forget(self) -> None:
-        """What was held is part of a call."""
+        """Declares that the text held back is part of a call."""
         self._held = None
 
     def release(self) -> str:

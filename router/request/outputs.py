@@ -44,7 +44,7 @@ class Outputs:
         log.info("outputs are parsed: tool calls as %s, reasoning as %s", calls or "none", reasoning or "none")
 
     def are_parsed(self, chat: pb.ChatPrompt) -> bool:
-        """Tells whether a chat's output may be more than its answer."""
+        """True if a chat's output can have reasoning or calls beside its answer."""
         form = self.form
         may_call = form.calls is not None or chat.tool_choice in (pb.TOOL_CHOICE_REQUIRED, pb.TOOL_CHOICE_NAMED)
         return form.has_reasoning or (may_call and bool(tools_in_use(chat)))

@@ -132,7 +132,7 @@ async def _encode_chat(
 
 
 def _adds_special_tokens(asked: _WithText) -> bool:
-    """Tells it for a prompt of text."""
+    """True if the prompt's text gets the special tokens around it, such as BOS."""
     return asked.add_special_tokens if asked.HasField("add_special_tokens") else True
 
 

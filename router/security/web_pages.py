@@ -69,7 +69,7 @@ class WebPageRules:
         return Refusal(
             HTTPStatus.FORBIDDEN,
             "host_not_allowed",
-            f"Host={seen!r} is no name of this router: without API keys it answers {self._hosts}. Add the name to "
+            f"Host={seen!r} is not a name of this router: without API keys it answers {self._hosts}. Add the name to "
             "the option allowed_hosts, or set api_keys_file",
         )
 
@@ -109,7 +109,7 @@ _READ = {
 
 @dataclass(slots=True)
 class _Told:
-    """What a request tells about itself."""
+    """The headers by which a request is judged."""
 
     origin: str | None = None
     site: str | None = None

@@ -28,7 +28,7 @@ class QuickCounter(Collector):
 
 
 class FollowedCounter(Collector):
-    """Counts of replicas that somebody else keeps: they are read when asked."""
+    """Counts of replicas, read from the replicas at each scrape."""
 
     def __init__(self, name: str, documentation: str, registry: CollectorRegistry) -> None:
         self._name, self._documentation = name, documentation

@@ -11,7 +11,7 @@ PREFIX, SUFFIX = object(), object()
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a prompt consists of, in order: names of tokens, and the two texts. stops: tokens that end the output."""
+    """The parts of a prompt, in order: names of tokens, and the two texts. stops: tokens that end the output."""
 
     parts: tuple[object, ...]
     stops: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What a grammar engine does for constrained outputs. Routers check constraints with it; workers mask tokens.
+"""The interface of a grammar engine, for constrained outputs. Routers check constraints with it; workers mask tokens.
 
 An engine knows one model's vocabulary. A matcher's state is a function of its constraint and the tokens it has taken,
 so that any worker continues where another one stopped.
@@ -106,7 +106,7 @@ class Matcher(ABC):
 
 
 class ConstraintCompiler(ABC):
-    """What routers need of an engine."""
+    """An engine as routers use it."""
 
     @abstractmethod
     def canonical(self, constraint: Constraint) -> Constraint:

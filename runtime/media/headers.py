@@ -1,4 +1,4 @@
-"""What the header of an image's file says: its format, and its size after the rotation that its EXIF data asks for.
+"""Reads the header of an image's file: its format, and its size after the rotation that its EXIF data asks for.
 
 Routers read headers, workers decode, and both by the same readers of Pillow: sizes that are counted are those that are
 decoded. Nothing is decompressed but texts of at most a MB beside the pixels, so that a small file can't take much time

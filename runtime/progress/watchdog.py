@@ -133,7 +133,7 @@ class Watchdog(threading.Thread):
         return self._event_loop is not None and self._event_loop.is_overloaded
 
     def health(self, otherwise: Callable[[], tuple[bool, str]]) -> Callable[[], tuple[bool, str]]:
-        """What /health shows: a loop that stands still; without one, what `otherwise` returns."""
+        """The state that /health shows: a loop that stands still; without one, what `otherwise` returns."""
         return lambda: (False, self._complaint) if self._complaint else otherwise()
 
     def run(self) -> None:

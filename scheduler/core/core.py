@@ -152,8 +152,8 @@ class Core:
         return self._state.items.take_wanted()
 
     def wants_item(self, number: int) -> bool:
-        """True if a live group needs an item that `take_wanted_items` returned and that has not come yet. If none does,
-        and the item was not sent, `item_failed` ends the matter."""
+        """True if a live group still waits for an item that `take_wanted_items` returned. If none does, and the item
+        was not sent, call `item_failed`: the core forgets the item."""
         item = self._state.items.asked(number)
         return item is not None and item.num_needing > 0
 

@@ -444,7 +444,7 @@ class CoreStats:
 
 @dataclass(frozen=True, slots=True)
 class BlockContent:
-    """What a block's hash is made of.
+    """The inputs of a block's hash.
 
     parent: the hash of the block before it; None for a sequence's first block. items: name and first token, counted in
     the block, of those that start in it.

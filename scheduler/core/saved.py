@@ -69,7 +69,7 @@ class SavedStep(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
 
 
 class SavedDrafting(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """What drafters know besides the tokens of running sequences."""
+    """The knowledge of drafters besides the tokens of running sequences."""
 
     costs: StepCosts | None
     # By drafter and level: `Rates`.

@@ -13,7 +13,7 @@ _MOST_NAME_CHARS = 128
 
 
 class _Buckets:
-    """What is left of one key. None: no limit."""
+    """The remainder of one key's limits. None: no limit."""
 
     def __init__(self, use: KeyUse, clock: Callable[[], float]) -> None:
         """Goes by what the router believes to be left."""

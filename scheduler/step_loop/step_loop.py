@@ -413,7 +413,7 @@ class StepLoop(threading.Thread):
 
 
 def _features(event: EpochBegun) -> frozenset[str]:
-    """What this replica has. Items need room for their embeddings."""
+    """The features of this replica. Items need room for their embeddings."""
     found = event.features | features.OF_SCHEDULERS
     return found if event.encoder_cache_size else found - {features.ITEMS}
 

@@ -11,7 +11,7 @@ BAD_FILE = b"not an image"
 
 
 class FakeItems:
-    """What a rank that encodes has: worker.step.runner.PreparesItems, and the cache."""
+    """The parts of a rank that encodes: worker.step.runner.PreparesItems, and the cache."""
 
     def __init__(self, cache_size: int, max_num_encoder_input_tokens: int = 0) -> None:
         self.cache_size, self._budget = cache_size, max_num_encoder_input_tokens
@@ -79,6 +79,6 @@ class FakeItems:
         return self._name_of.get(number)
 
     def embeddings(self, number: int) -> bytes:
-        """What a step that computes the item's tokens reads."""
+        """The embeddings that a step with the item's tokens reads."""
         assert number in self._embeddings, f"rows: item {number} is computed without its embeddings"
         return self._embeddings[number][0]

@@ -8,7 +8,7 @@ from scheduler.core.messages import BlockRemoved, BlockStored, CacheCleared, Cac
 
 @dataclass(frozen=True, slots=True)
 class CoreTable:
-    """What the core holds about a running sequence."""
+    """The core's state of a running sequence."""
 
     row: int
     generation: int
@@ -55,7 +55,7 @@ def is_isolating(core: Core) -> bool:
 
 
 def margin(core: Core) -> float:
-    """What predicted times of steps are multiplied by before they are compared with the target."""
+    """The factor of predicted times of steps before they are compared with the target."""
     pace = core._state.pace
     assert pace is not None
     return pace._margin

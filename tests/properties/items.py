@@ -1,4 +1,4 @@
-"""What must hold for the items of requests, between a core and its worker."""
+"""Invariants of the items of requests, between a core and its worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a test knows about each sequence and plan, derived only from its calls to the core and the answers."""
+"""A test's model of each sequence and plan, derived only from its calls to the core and the answers."""
 
 from dataclasses import dataclass, field
 from math import inf

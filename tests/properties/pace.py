@@ -1,4 +1,4 @@
-"""What must hold for steps that should be short, and what steps take in a walk."""
+"""Invariants of steps that should be short, and the times of steps in a walk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class StepTimes:
-    """What steps take on the virtual clock of a walk: a price a step, a token and a pair of tokens, and noise."""
+    """The times of steps on the virtual clock of a walk: a price a step, a token and a pair of tokens, and noise."""
 
     def __init__(self, choose: Random) -> None:
         self._choose = choose

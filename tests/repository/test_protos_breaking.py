@@ -52,7 +52,7 @@ def test_the_last_commit_can_be_read(tmp_path: Path) -> None:
 
 
 def _changes(tmp_path: Path, *replaced: tuple[str, str]) -> list[str]:
-    """What the replacements in BEFORE break."""
+    """The rules that the replacements in BEFORE break."""
     after = BEFORE
     for old, new in replaced:
         assert old in after

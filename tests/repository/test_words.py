@@ -11,6 +11,8 @@ from tests.support.repository import ROOT, files, is_generated, name
 
 # A docstring or comment that begins so leaves its subject to the reader.
 OPENINGS = re.compile(r"(?:Of|Whether|Whose|Whom|Whoever)\b")
+# A docstring may not begin with it, either; a comment may, where it is a whole sentence.
+QUESTION = re.compile(r"What\b(?!-if)")
 RIDDLES = re.compile(r"\b(?:whoever|whom)\b", re.IGNORECASE)
 # How a comment begins, by the file's suffix; a line that only goes on with one begins nothing.
 MARKERS = {".h": "//", ".cpp": "//", ".js": "//", ".go": "//", ".proto": "//"} | dict.fromkeys(
@@ -19,13 +21,18 @@ MARKERS = {".h": "//", ".cpp": "//", ".js": "//", ".go": "//", ".proto": "//"} |
 MAX_README_LINES = 150
 
 
-def python_prose(source: str) -> Iterator[tuple[int, str]]:
-    """(line, text) of each docstring and of each block of comments."""
+def docstrings(source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of each docstring."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
             text := ast.get_docstring(node)
         ):
             yield node.body[0].lineno, text
+
+
+def python_prose(source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of each docstring and of each block of comments."""
+    yield from docstrings(source)
     comments = [
         (token.start[0], token.string)
         for token in tokenize.generate_tokens(io.StringIO(source).readline)
@@ -63,6 +70,8 @@ def test_the_finder_finds():
     found = list(python_prose(source))
     assert [text for _, text in found if OPENINGS.match(text)] == ["Of all.", "Whose it is and"]
     assert [text for _, text in found if RIDDLES.search(text)] == ["A thing whom nobody knows"]
+    asked = list(docstrings('"""What-if plans."""\n\ndef f():\n    """What it is."""\n'))
+    assert [text for _, text in asked if QUESTION.match(text)] == ["What it is."]
 
 
 def test_docstrings_and_comments_begin_with_what_a_thing_is():
@@ -73,6 +82,17 @@ def test_docstrings_and_comments_begin_with_what_a_thing_is():
         if path != Path(__file__)
         for line, text in prose(path)
         if OPENINGS.match(text) or RIDDLES.search(text)
+    ]
+    assert not found, f"{len(found)}:\n" + "\n".join(found)
+
+
+def test_docstrings_do_not_begin_with_what():
+    found = [
+        f"{name(path)}:{line}: {text[:80]}"
+        for path in files(".py")
+        if not is_generated(path)
+        for line, text in docstrings(path.read_text())
+        if QUESTION.match(text)
     ]
     assert not found, f"{len(found)}:\n" + "\n".join(found)
 

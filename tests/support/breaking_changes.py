@@ -1,4 +1,4 @@
-"""What would make two versions of .proto files misread each other: the rules of buf's category WIRE, on descriptors."""
+"""Changes that break the wire between versions of .proto files: the rules of buf's category WIRE, on descriptors."""
 
 import subprocess
 import sys

@@ -36,7 +36,7 @@ def only(checks: Iterator[Check], state: State) -> Check:
 
 
 def in_child(program: str, *arguments: str, before: Any = None, wrapped: tuple[str, ...] = ()) -> str:
-    """What a Python program prints, in a process of its own in which the fault is."""
+    """The output of a Python program in a process of its own in which the fault is."""
     result = subprocess.run(
         [*wrapped, sys.executable, "-c", program, *arguments],
         env=environment(),

@@ -1,4 +1,4 @@
-"""What a rank of the first stage has to encode items: the encoder, their inputs, and the cache of their embeddings."""
+"""The parts by which a first-stage rank encodes items: the encoder, their inputs, and the cache of their embeddings."""
 
 import time
 from collections.abc import Callable

@@ -23,7 +23,7 @@ MakeRecipe = Callable[[Mapping[str, Any], Path, Callable[[str], Sequence[int]]],
 
 
 class MakeEncoder(Protocol):
-    """What a family has for images and videos."""
+    """A family's classes for images and videos."""
 
     def shapes(self, raw: Mapping[str, Any]) -> dict[str, Shape]:
         """Returns the shapes of the encoder's tensors, by the names that the model's files present. raw: config.json.

@@ -61,7 +61,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedItems:
-    """The images and videos that a model shall take, if it can. tokenizer: the option."""
+    """The images and videos that the options ask a model to take. tokenizer: the option."""
 
     limits: ItemLimits
     processor: ProcessorOptions
@@ -181,7 +181,7 @@ def _with_cache(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Media:
-    """What a checkpoint has for images and videos."""
+    """A checkpoint's parts for images and videos."""
 
     raw: Mapping[str, Any]
     directory: Path

@@ -38,7 +38,7 @@ class EmbeddedTokens:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepItems:
-    """What is special about the tokens of a step. None: nothing."""
+    """The special properties of a step's tokens. None: there are none."""
 
     embedded: EmbeddedTokens | None
     # int64 [A, T]. None: all axes are equal.

@@ -46,7 +46,7 @@ class DoneResult:
 
 
 class PreparesItems(Protocol):
-    """What makes the encoder's inputs, beside the steps: worker.encoders.items.Items."""
+    """The maker of the encoder's inputs, beside the steps: worker.encoders.items.Items."""
 
     @property
     def cache_size(self) -> int:

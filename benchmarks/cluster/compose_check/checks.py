@@ -1,4 +1,4 @@
-"""What is tried, in its order, and what came of it."""
+"""The checks, in their order, and their results."""
 
 import asyncio
 import sys

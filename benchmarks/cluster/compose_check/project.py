@@ -19,7 +19,7 @@ class CommandError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What the engine says of a container. num_restarts: by its restart policy."""
+    """The engine's report on a container. num_restarts: by its restart policy."""
 
     is_running: bool
     exit_code: int

@@ -34,7 +34,7 @@ class Injection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one injection did. gaps: for each stream that lived then, the longest time without a token. restarted: the
+    """The effect of one injection. gaps: each live stream's longest time without a token. restarted: the
     processes replaced, by name; unexpected: those of them that the fault does not explain. lasted: seconds until all
     served again. found: how streams differ."""
 

@@ -1,1 +1,1 @@
-"""What the streams of a crowd ask for, beyond plain texts, and the clusters that they need."""
+"""The requests of a crowd's streams beyond plain texts, and the clusters that they need."""

@@ -192,7 +192,7 @@ def _asked_about(file: bytes) -> bytes:
 
 
 def _attacks(harm: str) -> list[_Attack]:
-    """What the client does at the same time. harm: one of HARMS."""
+    """Does the client's part at the same time. harm: one of HARMS."""
     match harm:
         case "tokenize":
             return [functools.partial(_call, pb.TokenizeRequest(prompt=_TEXT))] * NUM_CALLS

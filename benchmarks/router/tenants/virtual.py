@@ -79,7 +79,7 @@ def goodput(requests: Sequence[Request], seconds: float, most_latency: float) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What the small tenant gets, in requests a second: offered, alone, beside the large one, and if both are one."""
+    """The requests a second that the small tenant gets: offered, alone, beside the large one, and if both are one."""
 
     offered: float
     alone: float

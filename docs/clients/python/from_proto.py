@@ -46,7 +46,7 @@ def generated_modules() -> tuple[Any, Any]:
 
 
 class Held:
-    """What a client holds of a stream of one choice: all that a resume elsewhere needs."""
+    """The client's state of a stream of one choice: all that a resume elsewhere needs."""
 
     def __init__(self, pb: Any) -> None:
         self.pb = pb

@@ -1,4 +1,4 @@
-"""What every backend takes and gives."""
+"""The interface of a backend: its requests, and the measurements that it returns."""
 
 from dataclasses import dataclass
 from typing import Protocol, Self

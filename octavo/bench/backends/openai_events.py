@@ -14,7 +14,7 @@ from octavo.reports import RequestTrace
 
 
 class CountedBy(StrEnum):
-    """What told the number of output tokens, the least exact one last."""
+    """The sources of the number of output tokens, the least exact one last."""
 
     TOKEN_IDS = "token_ids"
     USAGE = "usage"

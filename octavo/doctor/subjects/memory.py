@@ -52,7 +52,7 @@ def host_memory() -> HostMemory:
 
 
 def memory_room(directory: Path) -> HostMemory | None:
-    """What a control group's limit leaves, files that the kernel can drop not counted; None: no limit."""
+    """The bytes that a control group's limit leaves, files that the kernel can drop not counted; None: no limit."""
     version2 = (directory / "memory.max").is_file()
     names = ("memory.max", "memory.current") if version2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
     if not (directory / names[0]).is_file():

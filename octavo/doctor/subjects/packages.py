@@ -70,7 +70,7 @@ def check_triton(machine: Machine) -> Iterator[Check]:
 
 
 def requirements(package: str, extra: str = "") -> list[Requirement]:
-    """What a package requires here; with an extra, that extra's requirements too. Empty if it is not installed."""
+    """The requirements of a package here; with an extra, that extra's too. Empty if it is not installed."""
     try:
         found = [Requirement(text) for text in metadata.requires(package) or ()]
     except metadata.PackageNotFoundError:

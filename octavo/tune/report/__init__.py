@@ -1,1 +1,1 @@
-"""What a tuning run leaves: a page with plots, JSON, YAML, and a profile of the best setting."""
+"""The results of a tuning run: a page with plots, JSON, YAML, and a profile of the best setting."""

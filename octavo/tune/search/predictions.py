@@ -122,7 +122,7 @@ class Predictor:
         return simulate(settings, self.cost, workload, num_replicas=options.data_parallel_size)
 
     def _known_outputs(self) -> list[Sequence[int]] | None:
-        """What the probes answered to the workload's prompts; None if not all of them were asked."""
+        """The probes' answers to the workload's prompts; None if not all of them were asked."""
         outputs = []
         for each in self._workload.requests(math.inf):
             output = None if isinstance(each.prompt, str) else self._outputs.get(tuple(each.prompt))

@@ -1,4 +1,4 @@
-"""What a tuning run found: a row for each setting, and the winner."""
+"""The findings of a tuning run: a row for each setting, and the winner."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -65,7 +65,7 @@ class LongPiece(dict[str, str]):
 
 
 class Source(Protocol):
-    """What a stream's chunks are made of."""
+    """The pieces that become a stream's chunks."""
 
     def aclose(self) -> Coroutine[Any, Any, None]: ...
 

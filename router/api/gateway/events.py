@@ -19,7 +19,7 @@ Event = tuple[int, pb.GenerateResponse]
 
 
 def parse_outputs(intake: Intake, messages: Sequence[pb.GenerateRequest]) -> bool:
-    """Has outputs parsed where the model's formats tell more apart than an answer. Returns True if they are."""
+    """Sets parse_output where outputs can have reasoning or calls beside the answer. Returns True if any has it."""
     for message in messages:
         if message.HasField("chat") and not message.HasField("beam_search"):
             message.parse_output = intake.parses(message.chat)
@@ -27,7 +27,7 @@ def parse_outputs(intake: Intake, messages: Sequence[pb.GenerateRequest]) -> boo
 
 
 async def in_intervals(events: AsyncGenerator[Event, None], num_tokens: int) -> AsyncGenerator[Event, None]:
-    """Joins chunks of a choice until they have so many tokens, or the choice ends."""
+    """Joins chunks of a choice until they have num_tokens tokens, or the choice ends."""
     waiting: dict[tuple[int, int], pb.Chunk] = {}
     async with aclosing(events):
         async for prompt, event in events:

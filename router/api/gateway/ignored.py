@@ -1,4 +1,4 @@
-"""Tells about the fields of requests that nobody knows: in the answer's headers, in a metric, and once in the log."""
+"""Reports unknown fields of requests: in the answer's headers, in a metric, and once in the log."""
 
 import logging
 import re

@@ -166,7 +166,7 @@ class Responses:
 
     async def _show(self, request: Request) -> Response:
         if request.query_params.get("stream") == "true":
-            raise BadRequestError("stream: a stored response comes whole", param="stream")
+            raise BadRequestError("stream: a stored response is answered whole; leave it out", param="stream")
         stored = await self._read(request.path_params["response_id"])
         if stored is None:
             raise _not_found(request)

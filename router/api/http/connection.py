@@ -106,8 +106,8 @@ class Connection(HttpToolsProtocol):
             if self._num_bytes - 2 * self._num_body_bytes > MOST_OTHER_BYTES:
                 raise _Refused(
                     HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                    f"of the request's {self._num_bytes} bytes, {self._num_body_bytes} are its body: beside it, it may "
-                    f"have as many again and {MOST_OTHER_BYTES} more",
+                    f"the request has {self._num_bytes} bytes, its body {self._num_body_bytes}: header lines and "
+                    f"framing may have as many as the body and {MOST_OTHER_BYTES} more",
                 )
         except AbsurdFraming as error:
             self._refuse(HTTPStatus.BAD_REQUEST, str(error))
@@ -119,7 +119,7 @@ class Connection(HttpToolsProtocol):
             elif isinstance(cause, AbsurdFraming):
                 self._refuse(HTTPStatus.BAD_REQUEST, str(cause))
             else:
-                self._refuse(HTTPStatus.BAD_REQUEST, f"this is no HTTP/1.1 request: {error}")
+                self._refuse(HTTPStatus.BAD_REQUEST, f"this is not an HTTP/1.1 request: {error}")
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -165,7 +165,7 @@ class Listener:
         return True
 
     def _rest(self, error: OSError) -> None:
-        """Accepts nothing for a moment: the event loop would call again at once, and in vain."""
+        """Accepts nothing for a moment: the event loop would try again at once, and fail again."""
         self._say(
             f"an HTTP connection can't be accepted: {error.strerror}; raise the limit of open files (`ulimit -n`, "
             "LimitNOFILE) or lower max_connections"

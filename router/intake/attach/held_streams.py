@@ -93,11 +93,13 @@ class HeldStreams:
         return held.transcript.read_from(position, first)
 
     def end_reading(self, held: HeldStream, reader: Reader[Any]) -> None:
-        """Notes that a reader has gone. Its stream goes on for its time, if it is not one too many."""
+        """Notes that a reader has gone. Its stream goes on for `timeout`, unless the tenant has too many already."""
         if not held.transcript.leave(reader) or self._streams.get(held.scoped_id) is not held:
             return
         if not self._makes_room(held):
-            log.info("max_detached_streams=%d are there: a stream ends with its reader", self.max_detached)
+            log.info(
+                "max_detached_streams=%d is reached: a stream ends, because its reader has gone", self.max_detached
+            )
             self._drop(held)
             return
         self._detached[held.tenant][held.scoped_id] = held

@@ -1,4 +1,4 @@
-"""What a stream has sent, kept so that a reader whose connection broke can go on where it stopped."""
+"""The events that a stream has sent, kept so that a reader whose connection broke can go on where it stopped."""
 
 import asyncio
 from collections import deque

@@ -1,4 +1,4 @@
-"""Somebody's word that a replica gets no requests: an operator's, or that of `octavo up`, which has stopped it."""
+"""Replicas that get no requests because an operator, or `octavo up`, says so."""
 
 from enum import Enum
 from pathlib import Path
@@ -17,7 +17,7 @@ class Hold(Enum):
 
 
 class Quarantined:
-    """The word of `octavo up` on one replica, read from its file when asked. Safe from any thread."""
+    """Tells if `octavo up` has put a replica into quarantine, from its file. Safe from any thread."""
 
     def __init__(self, runtime_dir: Path | None, replica: int) -> None:
         """runtime_dir: None: there is no file."""

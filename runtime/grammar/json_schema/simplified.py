@@ -1,6 +1,6 @@
-"""Keywords that the library does not have, said with others that mean exactly the same.
+"""Rewrites keywords that the library lacks into equivalent ones that it has.
 
-Only where no case has to be decided by an instance; the rest is refused by its name (canonical.py).
+A keyword whose meaning depends on the instance is not rewritten; canonical.py refuses it by name.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ _UNEVALUATED = {"unevaluatedProperties": "additionalProperties", "unevaluatedIte
 
 
 def simplified(schema: Any) -> Any:
-    """Returns a schema that is valid for the same instances. It may be no schema: that is checked afterwards."""
+    """Returns a schema that is valid for the same instances. It may be invalid: the caller checks it."""
     if not isinstance(schema, dict):
         return schema
     found = dict(schema)

@@ -72,7 +72,7 @@ class Occurrence:
 
 
 class FreePart:
-    """What the matchers of one constraint know of its free part."""
+    """Knowledge of the free part, which the matchers of one constraint share."""
 
     def __init__(self, occurrence: Occurrence, free_W: np.ndarray, start: BytesMatcher) -> None:
         """free_W: the mask of the tokens that free text may have. start: the constraint's own matcher, fresh."""

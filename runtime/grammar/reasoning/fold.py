@@ -23,7 +23,7 @@ class _Phase(Enum):
 
 
 class Reasoning:
-    """What the tokens so far say. Marks are found in the bytes of the tokens, however those are cut."""
+    """The reasoning in the tokens so far. Marks are found in the bytes of the tokens, however those are cut."""
 
     def __init__(self, marks: ReasoningMarks) -> None:
         self._begins = [text.encode() for text in marks.begins]

@@ -73,24 +73,24 @@ class Rates:
         self._hits_DN[:], self._tries_DN[:] = hits, tries
 
 
-# Expected and accepted drafts count half after about 140 later ones. They begin as if this many had come true.
+# Counts halve after about 140 later drafts. Both begin at this many.
 _DECAY, _FIRST_DRAFTS = 0.995, 16.0
 
 
 class Worth:
-    """Trust in the estimates of drafts: the share of the expected ones that came true lately."""
+    """Trust in the estimates of drafts: accepted drafts divided by expected ones, lately."""
 
     def __init__(self) -> None:
         self._expected = self._accepted = _FIRST_DRAFTS
 
     @property
     def trust(self) -> float:
-        """The share of the expected drafts that came true; at most 1. The drafts that look best are taken, so that
-        estimates err on their side."""
+        """Accepted drafts divided by expected ones, at most 1. Estimates are too high on average, because the drafts
+        with the highest estimates are chosen."""
         return self._accepted / self._expected
 
     def note_verified(self, expected: float, num_accepted: int) -> None:
-        """Takes a step's drafts. expected: how many of them the estimates promised."""
+        """Records a step's drafts. expected: the sum of their estimated probabilities."""
         decay = _DECAY ** max(expected, num_accepted)
         self._expected = self._expected * decay + expected
         # Drafts that did better than estimated don't outweigh later ones that do worse.
@@ -105,13 +105,13 @@ class Worth:
         self._expected, self._accepted = expected, accepted
 
 
-# Pauses grow up to this many steps, so that what changes meanwhile is noticed as many steps late, and nothing costs
-# more than a seventh of what it would cost in each step.
+# The longest pause, in steps: a change is noticed that many steps late at most, and drafting that does not pay costs a
+# seventh of its full cost.
 _LONGEST_PAUSE = 6
 
 
 class Pause:
-    """Steps in which drafters are left alone, because nothing came of the last one."""
+    """Pauses of drafting: steps without proposals, after a step whose drafts were not used."""
 
     def __init__(self) -> None:
         # Steps of the latest pause, and those that are left of it.
@@ -129,7 +129,7 @@ class Pause:
         return True
 
     def note(self, *, in_vain: bool) -> None:
-        """Takes a step that is not part of a pause. One in vain begins a pause."""
+        """Records a step outside of pauses. in_vain: no draft was used, so a pause begins."""
         self.length = self._num_left = min(2 * self.length + 1, _LONGEST_PAUSE) if in_vain else 0
 
     def end(self) -> None:

@@ -15,7 +15,7 @@ _NEAR = 2 / 3
 
 
 class OutputLengths:
-    """How long outputs get: by those that have ended lately."""
+    """Estimates the length of outputs from those that ended lately."""
 
     def __init__(self) -> None:
         # In the order of their ends, the oldest first, and from the shortest to the longest.
@@ -30,8 +30,8 @@ class OutputLengths:
     def coming(self, lengths_L: np.ndarray) -> np.ndarray:
         """float64 [L]: the number of tokens that outputs of these lengths should still get.
 
-        It is the mean of those that got longer. One more counts that gets as many as it has, divided by the number of
-        outputs that ended shortly before its length: so an output of which nothing is known gets as many as it has.
+        The mean of (final length - length) over the recorded outputs that got longer, and of one more value: length /
+        (1 + recorded outputs that ended shortly before this length). Without records it is the length itself.
         """
         first_L = self._sorted.searchsorted(_NEAR * lengths_L, "right")
         last_L = self._sorted.searchsorted(lengths_L, "right")

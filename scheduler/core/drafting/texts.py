@@ -14,7 +14,7 @@ _MOST_STEPS = 32
 
 
 class Backlog:
-    """Tokens that the drafters take later."""
+    """Sampled tokens that the drafters have not processed yet."""
 
     def __init__(self) -> None:
         self._generations: list[np.ndarray] = []

@@ -1,4 +1,4 @@
-"""The pace of steps: how long they take beside what was predicted, and the limit of each."""
+"""The pace of steps: their measured times against the predicted ones, and the time limit of each."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from scheduler.core.pacing.prices import Prices, StepWork
 _SHARE_IN_TIME, _GROWTH = 0.97, 1.05
 _SHRINKAGE = _GROWTH ** (-(1 - _SHARE_IN_TIME) / _SHARE_IN_TIME)
 _LEAST_MARGIN, _MOST_MARGIN = 0.8, 4.0
-# Steps that should take less than this share of the limit don't say how far it can be trusted.
+# Steps predicted to take less than this share of the limit do not change the margin.
 _LEAST_SHARE = 0.5
 # Prefill tokens of a step beyond what has been measured: at most twice as many, and this many at first.
 _FIRST_TOKENS = 64
@@ -19,7 +19,7 @@ _ANY_NUMBER = 1 << 31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTiming:
-    """What is known of a step when it is planned."""
+    """The facts about a step that are known when it is planned."""
 
     work: StepWork
     planned_at: float
@@ -110,7 +110,7 @@ class Pace:
         return self._prices.seconds(work)
 
     def note_return(self, timing: StepTiming | None, now: float, *, num_steps: int) -> float:
-        """Takes that a step has returned. timing: None if it computed nothing. Returns the seconds that it took."""
+        """Records the end of a step. timing: None if it computed nothing. Returns the step's duration in seconds."""
         since, self._last_return = self._last_return, now
         if timing is None:
             return 0.0

@@ -1,4 +1,4 @@
-"""What a step takes by what it computes: a price for each part, learned from the steps.
+"""Predicts a step's time as a sum of prices of its parts, learned from earlier steps.
 
 The parts are those of `octavo.plan.costs.fitted` that a scheduler can choose: least squares of relative errors, and no
 price is below 0. Here the sums are kept with the prices, and old steps fade. All of it is plain floats in a fixed
@@ -17,7 +17,7 @@ _NUM_ROUNDS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """What a step computes."""
+    """The work of a step."""
 
     num_prefill_tokens: int = 0
     # (query, key) pairs of the prefills' attention.
@@ -86,7 +86,7 @@ class Prices:
         return sum(price * term for price, term in zip(self._now(), work.terms, strict=True))
 
     def prefill_seconds(self, start: int, count: int) -> float:
-        """What a prefill of `count` tokens from position `start` on adds to a step."""
+        """The seconds that a prefill of `count` tokens from position `start` on adds to a step."""
         prices = self._now()
         return prices[_TOKEN] * count + prices[_PAIR] * pairs_of(start, count)
 
@@ -102,13 +102,13 @@ class Prices:
 
     @property
     def draft_seconds(self) -> float:
-        """What a draft adds to a step: at least what a token of a prefill does."""
+        """The seconds that a draft adds to a step: at least those of a token of a prefill."""
         prices = self._now()
         return max(prices[_TOKEN], prices[_DECODE])
 
     @property
     def embedding_seconds(self) -> float:
-        """What an embedding that is encoded adds to a step."""
+        """The seconds that an embedding that is encoded adds to a step."""
         return self._now()[_EMBEDDING]
 
     def _now(self) -> list[float]:

@@ -310,7 +310,7 @@ class PrefixCache:
         return hashes[index]
 
     def _content(self, sequence: Sequence, index: int) -> BlockContent:
-        """What the hash of block `index`, which has been computed, is made of."""
+        """The inputs of the hash of block `index`, which has been computed."""
         request, start = sequence.group.request, index * self._block_size
         end = start + self._block_size
         return BlockContent(

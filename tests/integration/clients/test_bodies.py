@@ -1,4 +1,4 @@
-"""What a router holds of HTTP bodies, how long, and how callers share it; a fake scheduler computes."""
+"""The HTTP bodies that a router holds, how long, and how callers share the room; a fake scheduler computes."""
 
 import asyncio
 import json

@@ -80,7 +80,7 @@ def _body(path: str, *, max_tokens: int = 40, **fields: Any) -> dict[str, Any]:
 
 @dataclass
 class _Events:
-    """What a client has of a stream: the data of its events, by id."""
+    """A client's part of a stream: the data of its events, by id."""
 
     ids: list[str] = field(default_factory=list)
     datas: list[str] = field(default_factory=list)

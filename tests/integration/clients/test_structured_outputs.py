@@ -1,4 +1,4 @@
-"""What clients say an output must be, by every field of HTTP, and what reaches the scheduler; a fake computes."""
+"""Constraints of clients, by every field of HTTP, and as they reach the scheduler; a fake computes."""
 
 import json
 from collections.abc import AsyncIterator

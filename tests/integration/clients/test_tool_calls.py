@@ -73,7 +73,7 @@ async def claude(url: str) -> AsyncIterator[anthropic.AsyncAnthropic]:
 
 
 def write(scheduler: FakeScheduler, output: str) -> None:
-    """What the model writes from now on."""
+    """Sets the text that the model writes from now on."""
     scheduler.next_token = scripted(TOKENS.encode(output, add_special_tokens=False))
 
 

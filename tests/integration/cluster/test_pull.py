@@ -44,7 +44,7 @@ class Setting:
         )
 
     def fails(self, model: str = "org/name", **variables: str) -> str:
-        """What it says, in one message."""
+        """The error, in one message."""
         result = self.pull(model, **variables)
         assert result.returncode == 1, result.stderr
         assert "Traceback" not in result.stderr

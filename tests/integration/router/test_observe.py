@@ -1,4 +1,4 @@
-"""What people who watch a cluster are shown, who is shown what, and replicas that an operator holds back."""
+"""The view of people who watch a cluster, by their rights, and replicas that an operator holds back."""
 
 import asyncio
 import contextlib

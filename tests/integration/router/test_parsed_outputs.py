@@ -148,7 +148,7 @@ async def test_a_long_resume_is_parsed_in_slices(tmp_path: Path) -> None:
 
 
 class _Behind(Received):
-    """What a resume brings, whose first token is not 0."""
+    """The choice of a resume, whose first token is not 0."""
 
     def __init__(self) -> None:
         super().__init__()

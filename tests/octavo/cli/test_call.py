@@ -1,4 +1,4 @@
-"""What `octavo chat` and `octavo complete` ask for."""
+"""The requests of `octavo chat` and `octavo complete`."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What `octavo --help` tells a newcomer."""
+"""`octavo --help` as a newcomer sees it."""
 
 import re
 from collections import Counter, defaultdict

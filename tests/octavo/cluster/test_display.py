@@ -1,4 +1,4 @@
-"""What `octavo up` prints about its processes."""
+"""The output of `octavo up` about its processes."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What `octavo doctor` prints, and that one broken check costs no other."""
+"""The output of `octavo doctor`; one broken check costs no other."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the desk awaits in this process is there at once."""
+"""The desk waits for nothing in this process."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What is read of a model for a plan."""
+"""The numbers of a model that a plan reads."""
 
 import pytest
 

@@ -155,7 +155,7 @@ def test_a_message_without_a_prompt_is_small() -> None:
 
 
 def test_it_reads_what_the_parser_reads() -> None:
-    """What the parser takes has the elements that were counted, and the unknown fields."""
+    """Messages that the parser takes have the elements that were counted, and the unknown fields."""
     random = Random(5)
     originals = [each.SerializeToString() for each in (*REQUESTS, CHAT, CHAT_WITH_JSON)]
     outcomes = set()

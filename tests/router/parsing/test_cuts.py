@@ -1,4 +1,4 @@
-"""What a parser gives out is a function of the text so far: however it is cut, and wherever a resume goes on."""
+"""A parser's output is a function of the text so far: however it is cut, and wherever a resume goes on."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ PAIRS += [("openai", HARMONY_REASONING), ("", "qwen3")]
 
 
 def so_far(pieces: Sequence[str], calls: str, reasoning: str, chat: ChatPrompt) -> Parsed:
-    """What has been given out before the text ends."""
+    """The deltas that come before the text ends."""
     parser, parsed = new_parser(calls, reasoning, chat), Parsed()
     for piece in pieces:
         parsed.add(parser.push(piece))

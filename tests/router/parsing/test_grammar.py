@@ -1,4 +1,4 @@
-"""What a structural tag lets through is read as calls by the same format's parser."""
+"""Text that a structural tag lets through is read as calls by the same format's parser."""
 
 import json
 from collections.abc import Iterator

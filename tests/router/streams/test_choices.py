@@ -60,7 +60,7 @@ class _ByCharacter:
 
 
 def _token_by_token(token_ids: list[int], sampling: pb.SamplingParams) -> tuple[list[int], str, pb.Finish | None]:
-    """What a choice has taken, shown and ended with, folded one token at a time as routers did at first."""
+    """The tokens, text and end of a choice, folded one token at a time as routers did at first."""
     from router.text.tokenizer import IncrementalDetokenizer
 
     stops = {*sampling.stop_token_ids, _EOS}

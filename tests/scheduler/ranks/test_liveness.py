@@ -46,7 +46,7 @@ class Watched:
 
 
 def _live(watched: Watched, seconds: range, beats: Callable[[int], bool]) -> dict[int, str]:
-    """What is said of the rank in each second in which the loop is awake, if anything."""
+    """The verdict on the rank in each second in which the loop is awake, if anything."""
     said = {}
     for now in seconds:
         if beats(now):

@@ -124,7 +124,7 @@ def configuration(target: Target) -> tuple[str, str]:
 
 
 def objections(target: Target, result: Compiled) -> list[str]:
-    """What is wrong with a build; empty if nothing is."""
+    """The faults of a build; empty if there are none."""
     if result.error:
         return [result.error]
     build = builds_of(target.op)[target.build]

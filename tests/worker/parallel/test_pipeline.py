@@ -134,7 +134,7 @@ REQUESTS: list[tuple[list[int], dict[str, Any]]] = [
 
 @dataclass
 class Outcome:
-    """What came out, by group and choice."""
+    """The outputs, by group and choice."""
 
     tokens: dict[Any, list[int]] = field(default_factory=dict)
     ends: dict[Any, FinishReason] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What counts as progress of a worker: turns of its loop, changes of its state, and the oldest step's return."""
+"""Progress of a worker: turns of its loop, changes of its state, and the oldest step's return."""
 
 from protos import step_pb2
 from runtime.awake_time import AwakeTime

@@ -28,7 +28,7 @@ _EMBEDDING, _NORM, _HEAD = "embed_tokens.weight", "norm.weight", "lm_head.weight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Eagle3Stored:
-    """What checkpoints may hold, or name, in two ways. first_layer: the prefix of the first layer's tensors.
+    """Differences between checkpoints. first_layer: the prefix of the first layer's tensors.
     own_embedding, own_output: they hold these tensors; otherwise the head takes the target's."""
 
     first_layer: str = "midlayer"

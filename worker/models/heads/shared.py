@@ -1,4 +1,4 @@
-"""What a head shares with its target: the embeddings, the output head, the last norm.
+"""The tensors that a head shares with its target: the embeddings, the output head, the last norm.
 
 They are the target's own tensors where this rank has them whole; another rank or stage reads them again.
 """

@@ -24,7 +24,7 @@ PAGED, ASKED = "octavo", "octavo_probe"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedLayer:
-    """What one layer asks of attention."""
+    """The arguments with which one layer calls attention."""
 
     num_heads: int
     num_kv_heads: int
@@ -35,7 +35,7 @@ class AskedLayer:
 
 @dataclass(slots=True)
 class Asked:
-    """What the layers of a model ask of attention, by their numbers."""
+    """The calls of attention by the layers of a model, by their numbers."""
 
     layers: dict[int, AskedLayer] = field(default_factory=dict)
 

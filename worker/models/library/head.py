@@ -63,7 +63,7 @@ class _Linear(nn.Module):
 
 
 class AroundHead:
-    """What a causal language model of the library does before and after the linear layer of its head."""
+    """The steps of a library's causal language model before and after the linear layer of its head."""
 
     def __init__(self, model: nn.Module, base_name: str, head_name: str) -> None:
         """model: its base model and its linear layer are replaced. Raises RefusedError if the head needs more than

@@ -50,7 +50,7 @@ _PRIMES = (29, 31, 37, 41, 43, 47, 53, 59, 61, 67)
 
 @dataclass(slots=True)
 class Watched:
-    """What a probe has seen."""
+    """The findings of a probe."""
 
     asked: Asked = field(default_factory=Asked)
     row_multiple: int = 1

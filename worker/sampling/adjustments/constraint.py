@@ -76,7 +76,7 @@ class ConstrainedRow(Adjustment):
 
     @property
     def name(self) -> str:
-        """What leaves tokens, for errors."""
+        """The rule that limits the tokens, for errors."""
         return "the constraint" if self._has_constraint else "thinking_token_budget"
 
     @property

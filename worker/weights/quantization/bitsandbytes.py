@@ -65,7 +65,7 @@ class BitsAndBytes(msgspec.Struct, kw_only=True):
 
 
 class _State(msgspec.Struct, kw_only=True):
-    """What quant_state says."""
+    """The fields of quant_state."""
 
     blocksize: int
     shape: tuple[int, int]

@@ -98,7 +98,7 @@ class StoredQuantization:
 
 
 def check_patterns(patterns: Collection[str]) -> None:
-    """Raises ValueError for a regular expression that is none."""
+    """Checks the patterns that begin with re:. Raises ValueError for an invalid regular expression."""
     for pattern in patterns:
         if pattern.startswith("re:"):
             _compiled(pattern)

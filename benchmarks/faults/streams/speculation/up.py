@@ -41,7 +41,7 @@ def configs_of(drafters: str, directory: Path) -> Sequence[dict[str, Any]]:
 
 
 def different_processes(configs: Sequence[dict[str, Any]]) -> Callable[..., list[ProcessSpec]]:
-    """What `cluster_processes` returns, but the processes of replica i have the speculative_config configs[i]."""
+    """As `cluster_processes`, but the processes of replica i have the speculative_config configs[i]."""
 
     def processes(options: Options, config: Path, *, num_cores: int) -> list[ProcessSpec]:
         specs: list[ProcessSpec] = []

@@ -26,7 +26,7 @@ _TOOL = {
 _RESULT = {
     "is_error": HINT,
     "signature": no_effect("thinking is not signed here"),
-    "data": no_effect("another server's, which only that one can read"),
+    "data": no_effect("encrypted by another server, which alone can read it"),
     "caller": _FOR_ANTHROPIC,
 }
 _THINKING = {"display": HINT}

@@ -44,7 +44,7 @@ _BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 
 
 class StoredFile(msgspec.Struct, frozen=True):
-    """What is told about a file. bytes: its size."""
+    """The description of a file. bytes: its size."""
 
     id: str
     bytes: int

@@ -13,7 +13,7 @@ COMPLETION_KIND = "text_completion"
 
 
 class _Choice:
-    """What is kept of one; of a stream, no output."""
+    """The parts of one that are kept; of a stream, no output."""
 
     __slots__ = (
         "finish",

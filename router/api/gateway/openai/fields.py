@@ -98,7 +98,7 @@ def only(*values: str, why: str) -> BeforeValidator:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What becomes of a field that is not honoured; kept in its metadata, for docs/http.md and /openapi.json."""
+    """The treatment of a field that is not honoured; kept in its metadata, for docs/http.md and /openapi.json."""
 
     # Why it changes nothing, or what is refused.
     says: str

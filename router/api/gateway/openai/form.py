@@ -1,4 +1,4 @@
-"""What the answer to a request looks like."""
+"""The form of the answer to a request."""
 
 from dataclasses import dataclass, replace
 

@@ -1,4 +1,4 @@
-"""What the deltas of a parsed output add up to, and their form in OpenAI's chats."""
+"""The sum of the deltas of a parsed output, and their form in OpenAI's chats."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What both kinds of replies share: usage, prompts and finishes."""
+"""The parts that both kinds of replies share: usage, prompts and finishes."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol

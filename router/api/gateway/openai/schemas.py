@@ -215,7 +215,7 @@ class Message(Fields):
 
 
 class Chat(Fields):
-    """What the chat template gets."""
+    """The chat template's view of the message."""
 
     messages: list[Message] = Field(fail_fast=True, max_length=MAX_CHAT_MESSAGES)
     tools: Tools | None = None

@@ -1,4 +1,4 @@
-"""What an output must be: OpenAI's response_format and vLLM's structured_outputs, and what they are over gRPC."""
+"""The form of an output: OpenAI's response_format and vLLM's structured_outputs become constraints of gRPC."""
 
 from typing import Annotated, Any, Literal, Self
 

@@ -132,7 +132,7 @@ ToolChoice = Annotated[Word | Annotated[NamedTool, Named] | Annotated[SomeTools,
 
 
 class Format(_Typed):
-    """What the output is. A schema stands beside its name here."""
+    """The form of the output. A schema stands beside its name here."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     name: str = ""

@@ -28,7 +28,7 @@ class StoreError(Exception):
 
 
 class Store(Protocol):
-    """What the endpoints need of a store. All raise StoreError."""
+    """The store as the endpoints use it. All methods raise StoreError."""
 
     max_bytes: int
 

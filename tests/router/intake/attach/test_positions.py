@@ -1,4 +1,4 @@
-"""What a client lacks, by what it says to hold: whole chunks, no more than were sent, no less than is kept."""
+"""The events a client lacks, by what it says to hold: whole chunks, no more than were sent, no less than is kept."""
 
 from dataclasses import replace
 

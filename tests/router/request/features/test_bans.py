@@ -62,7 +62,7 @@ def test_a_request_is_refused_by_the_name_of_what_is_wrong(sampling: dict, of_wo
 
 
 def test_words_become_sequences_once_each() -> None:
-    """What a resume brings back stays as it is."""
+    """The fields that a resume brings back stay as they are."""
     sampling = SamplingParams(
         bad_words=["a", "b"], bad_word_token_ids=ids([5, 6]), allowed_token_ids=[2, 9], min_tokens=1
     )

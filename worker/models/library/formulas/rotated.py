@@ -88,7 +88,7 @@ def rotates_by_halves(base: nn.Module, hidden_size: int) -> int | None:
 
 @dataclass(slots=True)
 class _Seen:
-    """What an attention module gives to its layers and to the attention function, with made up numbers."""
+    """The inputs of an attention module's layers and of the attention function, for made up numbers."""
 
     # By the names of layers, in the order of their calls.
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -213,7 +213,7 @@ def _rotate(x_HTD: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.
 
 
 class PagedHeads:
-    """What the heads of a layer give: a product for q, k and v, rope, the write into the KV cache, paged attention."""
+    """The outputs of a layer's heads: a product for q, k and v, rope, the write into the KV cache, paged attention."""
 
     def __init__(
         self,
