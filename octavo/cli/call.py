@@ -162,13 +162,13 @@ def chat(
     sampling = _sampling_params(numbers, seed, max_tokens, stop, ignore_eos, constraint)
     to = connection(tls, tls_ca, tls_cert, tls_key)
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-    said: str | list[Any] = message
+    content: str | list[Any] = message
     if image:
         for path in image:
             if not path.is_file():
                 raise typer.BadParameter(f"--image={path}: there is no such file")
-        said = [*({"type": "image", "image": path} for path in image), {"type": "text", "text": message}]
-    _stream(target, [*messages, {"role": "user", "content": said}], sampling, model, timeout, to, verbose=verbose)
+        content = [*({"type": "image", "image": path} for path in image), {"type": "text", "text": message}]
+    _stream(target, [*messages, {"role": "user", "content": content}], sampling, model, timeout, to, verbose=verbose)
 
 
 def complete(

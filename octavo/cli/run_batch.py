@@ -84,8 +84,8 @@ def _at(url: str, job: "Job", config: Path | None, flags: dict[str, Any]) -> "Ou
 
     given = [name for name, value in flags.items() if value is not None]
     if config is not None or given:
-        told = ", ".join(["--config"] * (config is not None) + [f"--{name.replace('_', '-')}" for name in given])
-        raise typer.BadParameter(f"{told}: these are options of a cluster of its own, which --url makes needless")
+        needless = ", ".join(["--config"] * (config is not None) + [f"--{name.replace('_', '-')}" for name in given])
+        raise typer.BadParameter(f"{needless}: these are options of a cluster of its own, which --url makes needless")
     with progress_of("lines") as advance:
         return asyncio.run(compute(job, url, os.environ.get(API_KEY, ""), advance))
 

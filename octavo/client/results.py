@@ -91,12 +91,12 @@ class Choice:
     @property
     def message(self) -> dict[str, Any]:
         """The assistant's message of a parsed output, to go on with."""
-        said: dict[str, Any] = {"role": "assistant", "content": self.content}
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
         if self.reasoning:
-            said["reasoning"] = self.reasoning
+            message["reasoning"] = self.reasoning
         if self.tool_calls:
-            said["tool_calls"] = self.tool_calls
-        return said
+            message["tool_calls"] = self.tool_calls
+        return message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

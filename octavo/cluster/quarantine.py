@@ -157,8 +157,8 @@ class Quarantine:
 def quarantine_text(spec: ProcessSpec, cause: str, seconds: float) -> str:
     """Tells people, after the name of the process that failed, that its unit is stopped."""
     assert spec.unit is not None
-    told = cause.removeprefix(f"{spec.name} ")
-    return f"{told}\n{spec.unit.name} is in quarantine: its processes are stopped, and tried again in {seconds:g} s"
+    reason = cause.removeprefix(f"{spec.name} ")
+    return f"{reason}\n{spec.unit.name} is in quarantine: its processes are stopped, and tried again in {seconds:g} s"
 
 
 def released_text(unit: Unit) -> str:

@@ -276,8 +276,8 @@ class Supervisor:
         for unit in {each.spec.unit for each in self.processes}:
             members = [each for each in self.processes if each.spec.unit == unit]
             if unit is not None and all(each.is_running for each in members):
-                told = [each.has_served for each in members if each.spec.health_port]
-                self._quarantine.note_health(unit, all(told) if told else None, now)
+                have_served = [each.has_served for each in members if each.spec.health_port]
+                self._quarantine.note_health(unit, all(have_served) if have_served else None, now)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

@@ -90,9 +90,9 @@ def list_gpus() -> GpuListing:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return GpuListing(error=str(error))
-    said = (result.stdout.strip() or result.stderr.strip() or f"exit code {result.returncode}").splitlines()[0]
+    output = (result.stdout.strip() or result.stderr.strip() or f"exit code {result.returncode}").splitlines()[0]
     if result.returncode:
-        return GpuListing(error=said)
+        return GpuListing(error=output)
     try:
         rows = [[cell.strip() for cell in row] for row in csv.reader(result.stdout.splitlines()) if row]
         gpus = tuple(
@@ -100,7 +100,7 @@ def list_gpus() -> GpuListing:
             for name, total, free, driver, capability in rows
         )
     except ValueError:
-        return GpuListing(error=f"it lists a GPU as {said!r}")
+        return GpuListing(error=f"it lists a GPU as {output!r}")
     return GpuListing(gpus=gpus)
 
 

@@ -180,12 +180,12 @@ class RayFleet:
             await self._hosts["router"].call_patiently("write", f"scheduler-{replica}", grpc_target(*place))
 
     async def _tell_router_of_quarantine(self) -> None:
-        told = ""
+        written = ""
         while True:
             async with self._has_notes:
-                await self._has_notes.wait_for(lambda told=told: self._notes != told)
-                told = self._notes
-            await self._hosts["router"].call_patiently("write", FILE_NAME, told)
+                await self._has_notes.wait_for(lambda written=written: self._notes != written)
+                written = self._notes
+            await self._hosts["router"].call_patiently("write", FILE_NAME, written)
 
     async def _keep_scheduler(self, replica: int) -> None:
         name, node, port = f"scheduler {replica}", "", 0

@@ -16,7 +16,7 @@ from router.replicas.replica_set import ReplicaSet
 from router.security.identity import Identity, caller
 from router.streams.registry import StreamRegistry
 from router.streams.stream import Stream
-from router.telemetry.happenings import Happenings
+from router.telemetry.event_log import EventLog
 from router.telemetry.metrics import RouterMetrics
 from runtime.telemetry.histograms import Buckets, read
 from runtime.wire import octavo_version
@@ -35,8 +35,8 @@ class Observer:
         self._started = time.monotonic()
 
     @property
-    def happenings(self) -> Happenings:
-        return self._metrics.happenings
+    def events(self) -> EventLog:
+        return self._metrics.events
 
     async def observe(self) -> pb.ObserveResponse:
         """Returns what the caller may see: all, or its own requests."""

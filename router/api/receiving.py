@@ -23,8 +23,8 @@ from grpc.aio import EOF  # type: ignore[attr-defined]
 from router.api.elements import Count, Plan, counting, plan_of_method
 from router.api.grpc_errors import grpc_errors
 from router.errors import InvalidRequest, RequestError, RouterFull
-from router.security.held import set_release
 from router.security.identity import caller_share
+from router.security.message_memory import set_release
 from router.text.tokenizer_pool import Turns
 from runtime.shares import SharedRoom
 
@@ -107,7 +107,7 @@ class Receiving(grpc.aio.ServerInterceptor):
     async def _received(self, parse: Callable[[bytes], Any], plan: Plan, context: Any) -> AsyncIterator[list[Any]]:
         """The message of a call, alone in a list, so that who takes it holds it alone.
 
-        It counts while inside, unless it is accepted earlier (security.held.release).
+        It counts while inside, unless it is accepted earlier (security.message_memory.release).
         """
         with contextlib.closing(_Share(self._held)) as share:
             async with grpc_errors(context):
@@ -118,7 +118,7 @@ class Receiving(grpc.aio.ServerInterceptor):
 
     async def _messages(self, parse: Callable[[bytes], Any], plan: Plan, context: Any) -> AsyncGenerator[Any, None]:
         """Yields the messages of a call that has many. The one behind a large one is read once that does not count any
-        more: its reader calls security.held.release.
+        more: its reader calls security.message_memory.release.
 
         Raises RequestError.
         """

@@ -102,12 +102,12 @@ def _give_up(state: tenacity.RetryCallState) -> NoReturn:
     assert state.outcome is not None
     error = state.outcome.exception()
     if error is not None:
-        told, said = None, f"{type(error).__name__}: {error}"
+        answered, last = None, f"{type(error).__name__}: {error}"
     else:
         answer = state.outcome.result()
-        told, said = (answer.status_code, answer.content), f"status {answer.status_code}: {answer.text[:500]}"
+        answered, last = (answer.status_code, answer.content), f"status {answer.status_code}: {answer.text[:500]}"
     raise PutOff(
-        f"no answer after {state.attempt_number} tries, {state.seconds_since_start or 0:.0f} s; the last: {said}",
-        told,
-        is_its_own=told is None or told[0] not in _BUSY,
+        f"no answer after {state.attempt_number} tries, {state.seconds_since_start or 0:.0f} s; the last: {last}",
+        answered,
+        is_its_own=answered is None or answered[0] not in _BUSY,
     )

@@ -10,7 +10,7 @@ from router.accepted import EndedRequest, Request, RequestTrace
 from router.errors import DeadlineExceeded, Draining, InvalidRequest, RequestError
 from router.intake.admission import Admission
 from router.intake.live import LiveRequests
-from router.intake.media.items import HeldItems, Items
+from router.intake.media.items import Items, RequestItems
 from router.intake.new_streams import NewStreams
 from router.intake.served import RouterText, ServedModel
 from router.request.features.beams import num_streams
@@ -18,8 +18,8 @@ from router.request.media.asked import asked_items
 from router.request.pipeline import resolve
 from router.request.prompts import tokens_of
 from router.request.values import MAX_TOKENIZED, check_detokenized
-from router.security.held import release
 from router.security.identity import caller
+from router.security.message_memory import release
 from router.streams.stream import Stream
 from router.streams.whole_answers import WholeAnswers
 from router.telemetry.requests import RequestTelemetry
@@ -121,11 +121,11 @@ class Intake:
             num_beams = num_streams(message) if message.HasField("beam_search") else 1
             with (
                 self._admission.room(identity, identity.priority(message.priority), num_beams),
-                self.items.holding(identity) as held,
+                self.items.lease(identity) as items,
             ):
                 limits.begin_request()
                 with self._streams.registry.preparing(identity.scoped_id(request_id), message.resume.attempt):
-                    request = await self._prepare(message, seconds, trace, held)
+                    request = await self._prepare(message, seconds, trace, items)
                     del message
                     release()
                     if len(request.prompt_token_ids) > _LONG_PROMPT:
@@ -155,11 +155,11 @@ class Intake:
             self._telemetry.end(request_id, trace, ended, outcome=outcome, error=failure)
 
     async def _prepare(
-        self, message: pb.GenerateRequest, seconds: float | None, trace: RequestTrace, held: HeldItems
+        self, message: pb.GenerateRequest, seconds: float | None, trace: RequestTrace, items: RequestItems
     ) -> Request:
-        """Has a message resolved, and adds whose request it is. held: gets its items. Raises RequestError."""
+        """Resolves a message, and adds its caller. items: gets those of the request. Raises RequestError."""
         arrival = time.monotonic()
-        resolved = await resolve(message, self._model, self._text, held, trace)
+        resolved = await resolve(message, self._model, self._text, items, trace)
         self._refuse_if_draining()
         deadline = None if seconds is None else arrival + seconds
         if deadline is not None and time.monotonic() >= deadline:
@@ -202,9 +202,9 @@ class Intake:
         identity = caller()
         with self._admission.room(identity, None):
             identity.limits.begin_request()
-            with self.items.holding(identity) as held:
+            with self.items.lease(identity) as items:
                 try:
-                    return await tokens_of(message, self._model.media_json, self._text, held, max_len, most)
+                    return await tokens_of(message, self._model.media_json, self._text, items, max_len, most)
                 except TooManyTokensError as error:
                     raise InvalidRequest(f"{error}: send it in parts") from None
 

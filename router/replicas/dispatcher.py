@@ -46,7 +46,7 @@ class Placement:
         self.refused_by: list[Session] = []
         # True while the stream is parked.
         self.is_parked = False
-        # True once a happening has told that it waits; it tries again and again meanwhile.
+        # True once an event has told that it waits; it tries again and again meanwhile.
         self.is_wait_told = False
         # The Session whose replica has computed all that the stream has asked for so far, if more is to come (`rest`).
         self.rested_on: Session | None = None
@@ -298,7 +298,7 @@ class Dispatcher:
 
     def _note(self, placement: Placement, kind: str, what: str, num_tokens: int) -> None:
         request = placement.stream.request
-        self._metrics.happenings.note(
+        self._metrics.events.note(
             kind,
             f"{what}, after {num_tokens} output tokens",
             replica=placement.replica,

@@ -82,7 +82,7 @@ class Migrations:
         self._metrics.resubmissions.inc()
         self._metrics.migrations.labels(cause).inc()
         stream = placement.stream
-        self._metrics.happenings.note(
+        self._metrics.events.note(
             "migrated",
             f"to replica {placement.replica} ({cause}), after {stream.num_output_tokens} output tokens",
             replica=placement.replica,

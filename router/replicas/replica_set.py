@@ -55,7 +55,7 @@ class ReplicaSet:
         self.all_ready = asyncio.Event()
         self._model: ModelInfo | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        # The states and epochs that happenings have told.
+        # The states and epochs that events have told.
         self._told = [("away", 0)] * len(self.replicas)
 
     @property
@@ -186,9 +186,7 @@ class ReplicaSet:
             now = replica.state, epoch
             if now != self._told[number]:
                 self._told[number] = now
-                self._metrics.happenings.note(
-                    "replica", f"{replica.describe()}; epoch {epoch}", replica=replica.address
-                )
+                self._metrics.events.note("replica", f"{replica.describe()}; epoch {epoch}", replica=replica.address)
 
 
 def _takes(replica: Replica) -> bool:

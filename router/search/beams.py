@@ -15,34 +15,34 @@ from typing import NamedTuple
 from protos.inference_pb2 import TokenLogprob, TokenLogprobs
 
 
-class _Kept(NamedTuple):
+class _LogprobChain(NamedTuple):
     """The logprobs of a beam's last token, and those of the beam that it continues."""
 
-    before: "_Kept | None"
+    before: "_LogprobChain | None"
     logprobs: TokenLogprobs
 
 
 class Beam:
     """An output so far. logprob: the sum of its tokens'."""
 
-    __slots__ = ("_kept", "logprob", "token_ids")
+    __slots__ = ("_chain", "logprob", "token_ids")
 
-    def __init__(self, token_ids: list[int], logprob: float, kept: _Kept | None = None) -> None:
+    def __init__(self, token_ids: list[int], logprob: float, chain: _LogprobChain | None = None) -> None:
         self.token_ids = token_ids
         self.logprob = logprob
-        self._kept = kept
+        self._chain = chain
 
     def continued(self, token: TokenLogprob, logprob: float, logprobs: TokenLogprobs | None) -> "Beam":
         """Returns the beam with one more token. logprobs: the token's, if they are kept."""
-        kept = None if logprobs is None else _Kept(self._kept, logprobs)
-        return Beam([*self.token_ids, token.token_id], logprob, kept)
+        chain = None if logprobs is None else _LogprobChain(self._chain, logprobs)
+        return Beam([*self.token_ids, token.token_id], logprob, chain)
 
     def logprobs(self) -> list[TokenLogprobs]:
         """Those of all its tokens; none if they are not kept."""
-        found, kept = [], self._kept
-        while kept is not None:
-            found.append(kept.logprobs)
-            kept = kept.before
+        found, chain = [], self._chain
+        while chain is not None:
+            found.append(chain.logprobs)
+            chain = chain.before
         return found[::-1]
 
 

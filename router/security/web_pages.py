@@ -47,23 +47,23 @@ class WebPageRules:
         """Tells why a request may be that of a foreign page; None: it is let in."""
         if self._hosts is None:
             return None
-        told, hosts = _Told(), []
+        relevant, hosts = _Headers(), []
         for name, value in headers:
             if name == b"host":
                 hosts.append(value.decode("latin-1"))
             elif name in _READ:
-                setattr(told, _READ[name], value.decode("latin-1"))
+                setattr(relevant, _READ[name], value.decode("latin-1"))
         return (
-            self._why_wrong_host(hosts, told)
-            or self._why_foreign(method, path, hosts, told)
-            or _why_no_json(method, path, told)
+            self._why_wrong_host(hosts, relevant)
+            or self._why_foreign(method, path, hosts, relevant)
+            or _why_no_json(method, path, relevant)
         )
 
-    def _why_wrong_host(self, hosts: list[str], told: "_Told") -> Refusal | None:
+    def _why_wrong_host(self, hosts: list[str], relevant: "_Headers") -> Refusal | None:
         assert self._hosts is not None
         hosts = [host for host in hosts if host]
         # HTTP/1.0 needs no Host; browsers always send one.
-        if all(map(self._hosts.allows, hosts)) and (hosts or not told.is_browser):
+        if all(map(self._hosts.allows, hosts)) and (hosts or not relevant.is_browser):
             return None
         seen = ", ".join(host[:_SHOWN_CHARS] for host in hosts)
         return Refusal(
@@ -73,19 +73,24 @@ class WebPageRules:
             "the option allowed_hosts, or set api_keys_file",
         )
 
-    def _why_foreign(self, method: str, path: str, hosts: list[str], told: "_Told") -> Refusal | None:
-        if told.origin is not None:
-            if _ANY_ORIGIN in self._allowed_origins or told.origin in self._allowed_origins:
+    def _why_foreign(self, method: str, path: str, hosts: list[str], relevant: "_Headers") -> Refusal | None:
+        if relevant.origin is not None:
+            if _ANY_ORIGIN in self._allowed_origins or relevant.origin in self._allowed_origins:
                 return None
             # The page is this router's own: its name is that of Host, which is known to be ours.
-            is_own = told.origin.partition("://")[2].lower() in [host.lower() for host in hosts]
-            seen = f"Origin={told.origin[:_SHOWN_CHARS]!r}"
+            is_own = relevant.origin.partition("://")[2].lower() in [host.lower() for host in hosts]
+            seen = f"Origin={relevant.origin[:_SHOWN_CHARS]!r}"
         else:
-            is_own, seen = True, f"Sec-Fetch-Site={(told.site or '')[:_SHOWN_CHARS]!r}"
-        if is_own and is_same_origin(told.site):
+            is_own, seen = True, f"Sec-Fetch-Site={(relevant.site or '')[:_SHOWN_CHARS]!r}"
+        if is_own and is_same_origin(relevant.site):
             return None
         # A link to a page that is the same in every copy of Octavo: who links to it can't read it.
-        if method in ("GET", "HEAD") and told.mode == "navigate" and told.destination == "document" and is_open(path):
+        if (
+            method in ("GET", "HEAD")
+            and relevant.mode == "navigate"
+            and relevant.destination == "document"
+            and is_open(path)
+        ):
             return None
         return Refusal(
             HTTPStatus.FORBIDDEN,
@@ -108,7 +113,7 @@ _READ = {
 
 
 @dataclass(slots=True)
-class _Told:
+class _Headers:
     """The headers by which a request is judged."""
 
     origin: str | None = None
@@ -129,21 +134,21 @@ def is_same_origin(site: str | None) -> bool:
     return site in (None, "same-origin", "none")
 
 
-def _why_no_json(method: str, path: str, told: _Told) -> Refusal | None:
+def _why_no_json(method: str, path: str, relevant: _Headers) -> Refusal | None:
     """Types that a form can have are sent for any page without asking this server first (CORS)."""
     if method != "POST" or path in _NO_JSON or path.startswith(_NO_JSON_UNDER) or path.endswith(_NO_JSON_END):
         return None
-    if told.encoding is None and told.length in (None, "0"):
+    if relevant.encoding is None and relevant.length in (None, "0"):
         return None
-    if told.content_type is None and not told.is_browser:
+    if relevant.content_type is None and not relevant.is_browser:
         return None
-    kind = (told.content_type or "").partition(";")[0].strip().lower()
+    kind = (relevant.content_type or "").partition(";")[0].strip().lower()
     if kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json")):
         return None
     return Refusal(
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
         "unsupported_media_type",
-        f"Content-Type={(told.content_type or '')[:_SHOWN_CHARS]!r}: send application/json "
+        f"Content-Type={(relevant.content_type or '')[:_SHOWN_CHARS]!r}: send application/json "
         "(curl: -H 'Content-Type: application/json')",
     )
 

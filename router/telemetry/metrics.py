@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from router.accepted import EndedRequest
-from router.telemetry.happenings import Happenings
+from router.telemetry.event_log import EventLog
 from runtime.telemetry.lag import lag_histogram
 from runtime.telemetry.metrics import VllmNames
 
@@ -79,8 +79,8 @@ class RouterMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        # What no count tells: the latest happenings.
-        self.happenings = Happenings()
+        # What no count tells: the latest events.
+        self.events = EventLog()
         self.requests = Counter(
             "octavo_requests_total",
             "Requests that ended, by the finish of their first choice (`stop`, `length`...), else by gRPC status.",

@@ -68,7 +68,7 @@ class RequestTelemetry:
         if ended is not None:
             self._metrics.observe_ended(ended)
         identity = caller()
-        self._metrics.happenings.note(
+        self._metrics.events.note(
             "ended",
             _summary(outcome, ended),
             replica="" if ended is None else ended.replica,

@@ -109,10 +109,10 @@ class ChatTemplate:
         """False if the template shows a message's content only where it comes in parts, as those of some models with
         images do. Tried out when it is first asked for."""
         if self._takes_text is None:
-            said = "octavo"
-            in_parts = [{"type": "text", "text": said}]
-            shows_parts = said in self._tried(in_parts) and "'type'" not in self._tried(in_parts)
-            self._takes_text = not shows_parts or said in self._tried(said)
+            probe = "octavo"
+            in_parts = [{"type": "text", "text": probe}]
+            shows_parts = probe in self._tried(in_parts) and "'type'" not in self._tried(in_parts)
+            self._takes_text = not shows_parts or probe in self._tried(probe)
         return self._takes_text
 
     def _tried(self, content: object) -> str:
@@ -237,11 +237,11 @@ def up_to_the_end_of(content: str, text: str) -> str:
 
     Raises TemplateError.
     """
-    said = content.strip()
-    begin = text.rfind(said)
-    if not said or begin < 0:
+    stripped = content.strip()
+    begin = text.rfind(stripped)
+    if not stripped or begin < 0:
         raise TemplateError("continue_final_message: the template does not show the last message's content as it is")
-    end, spaces = begin + len(said), content[len(content.rstrip()) :]
+    end, spaces = begin + len(stripped), content[len(content.rstrip()) :]
     return text[: end + len(spaces)] if text.startswith(spaces, end) else text[:end]
 
 

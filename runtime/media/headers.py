@@ -73,8 +73,8 @@ def read_header(data: bytes, mime_type: str = "", *, max_pixels: int | None = No
     ValueError, which says what would work.
     """
     name = _format_of(data)
-    told = mime_type.partition(";")[0].strip().lower()
-    if told and told not in FORMATS[name]:
+    type_given = mime_type.partition(";")[0].strip().lower()
+    if type_given and type_given not in FORMATS[name]:
         raise ValueError(f"mime_type={mime_type[:80]!r}, but the data is {name}: say {FORMATS[name][0]}, or nothing")
     try:
         if name == "WEBP":
@@ -102,12 +102,12 @@ def open_image(data: bytes, header: ImageHeader) -> ImageFile.ImageFile:
     image = _READERS[header.format].of_pixels(data)
     if isinstance(image.fp, MeteredFile):
         image.fp.lift()
-    told = (header.height, header.width) if header.orientation >= 5 else (header.width, header.height)
-    if image.size != told:
+    expected = (header.height, header.width) if header.orientation >= 5 else (header.width, header.height)
+    if image.size != expected:
         width, height = image.size
         raise ValueError(
-            f"the {header.format} file has {width} x {height} pixels, and its header {told[0]} x {told[1]}: send a "
-            "file with one size"
+            f"the {header.format} file has {width} x {height} pixels, and its header {expected[0]} x {expected[1]}: send "
+            "a file with one size"
         )
     return image
 

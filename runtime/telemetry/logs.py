@@ -136,11 +136,11 @@ class _Text(_Formatter):
 
 class _JsonLines(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        said = {"event": record.getMessage(), "level": record.levelname.lower(), **self.fields(record)}
-        said["timestamp"] = self.time(record)
+        entry = {"event": record.getMessage(), "level": record.levelname.lower(), **self.fields(record)}
+        entry["timestamp"] = self.time(record)
         if traceback := self.traceback(record):
-            said["exception"] = traceback
-        return json.dumps(said, default=repr)
+            entry["exception"] = traceback
+        return json.dumps(entry, default=repr)
 
 
 def _shown(value: object) -> str:

@@ -320,16 +320,16 @@ class Requests:
         if self._cache_watchers is not None:
             for session, events in self._cache_watchers.take(self._core):
                 self._sessions.outbox(session).add_cache_events(events)
-        told = (self._core.load, workers_ready, self._is_draining, self._paused, len(self._sessions))
-        tells_all = repeat_load or told != self._told
-        self._told = told
+        state = (self._core.load, workers_ready, self._is_draining, self._paused, len(self._sessions))
+        tells_all = repeat_load or state != self._told
+        self._told = state
         load: scheduler_pb2.Load | None = None
         batch: list[tuple[int, list[Parcel]]] = []
         for session in self._sessions:
             if not tells_all and session.is_welcomed and session.outbox.is_empty:
                 continue
             if load is None:
-                load = _load(*told, steps)
+                load = _load(*state, steps)
             load.last_group = session.last_group
             parcels = session.outbox.take(load, None if session.is_welcomed else self._welcome)
             batch.append((session.number, parcels))

@@ -348,10 +348,10 @@ class Runner:
         scores = self._compute(batch_rows, result) if is_last else None
         hidden_TE = None if is_last else self._model.forward(self._batch, self._kv_cache)
         after_forward = time.perf_counter()
-        said = _NOTHING if scores is None else self._sample(batch_rows, scores, result)
+        sampled = _NOTHING if scores is None else self._sample(batch_rows, scores, result)
         if traffic is not None and expected is not None:
             if hidden_TE is None:
-                traffic.tell(plan, batch_rows, said)
+                traffic.tell(plan, batch_rows, sampled)
             else:
                 traffic.pass_on(plan, expected, batch_rows, hidden_TE)
         after_sample, timing = time.perf_counter(), result.timing
@@ -436,30 +436,30 @@ class Runner:
         rows, rows_N, drafts_N = self._rows, batch_rows.rows_N, batch_rows.num_drafts_N
         decodes = self._decodes if batch_rows.all_decode else None
         if decodes is not None and isinstance(scores, Greedy) and decodes.end(scores, result):
-            said = self._said(decodes, batch_rows)
+            sampled = self._step_tokens(decodes, batch_rows)
             if rows.sampling.constrained:
-                for turn, tokens_N in enumerate(said.tokens_ND1.T):
-                    has_one = said.counts_N > turn
+                for turn, tokens_N in enumerate(sampled.tokens_ND1.T):
+                    has_one = sampled.counts_N > turn
                     rows.sampling.append_all(rows_N[has_one], tokens_N[has_one])
                 self._put_forced(rows_N, result)
-            return said
-        said = sample_rows(rows, rows_N, drafts_N, scores, self._model.backend.native)
-        rows.failed_R[rows_N] |= said.failed_N
+            return sampled
+        sampled = sample_rows(rows, rows_N, drafts_N, scores, self._model.backend.native)
+        rows.failed_R[rows_N] |= sampled.failed_N
         failed_N = rows.failed_R[rows_N]
         put_columns(
             result,
             rows.sequence_R[rows_N],
-            rows.output_positions(rows_N) - said.counts_N,
-            said.tokens_ND1,
-            None if drafts_N is None else said.counts_N,
+            rows.output_positions(rows_N) - sampled.counts_N,
+            sampled.tokens_ND1,
+            None if drafts_N is None else sampled.counts_N,
             failed_N,
-            said.why,
+            sampled.why,
         )
         # A row that failed after some of its drafts reports the tokens before.
-        num_kept_N = said.counts_N - failed_N
-        result.logprobs.extend(said.logprobs[key] for key in sorted(said.logprobs) if key[1] < num_kept_N[key[0]])
+        num_kept_N = sampled.counts_N - failed_N
+        result.logprobs.extend(sampled.logprobs[key] for key in sorted(sampled.logprobs) if key[1] < num_kept_N[key[0]])
         self._put_forced(rows_N[~failed_N], result)
-        return said
+        return sampled
 
     def _put_forced(self, rows_N: np.ndarray, result: step_pb2.StepResult) -> None:
         """Proposes the tokens that must come next, and starts to compute the next masks: while Python ends this step
@@ -479,7 +479,7 @@ class Runner:
         for row, token_ids in drafter.propose(wanted).items():
             result.drafts.add(sequence=int(rows.sequence_R[row]), token_ids=token_ids)
 
-    def _said(self, decodes: Decodes, batch_rows: BatchRows) -> StepTokens:
+    def _step_tokens(self, decodes: Decodes, batch_rows: BatchRows) -> StepTokens:
         """Returns what other stages, and rows with a constraint, must know of a step that was finished in C++."""
         if self._traffic is None and not self._rows.sampling.constrained:
             return _NOTHING

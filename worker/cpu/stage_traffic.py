@@ -21,7 +21,7 @@ from worker.step.results import StepTokens
 from worker.step.rows import Rows, decoding_rows, num_drafts_of
 
 # Channels of a PipelineLink.
-_STREAM, _SAID = 0, 1
+_STREAM, _SAMPLED = 0, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ExpectedStep:
     # The residual stream, float32 [T, E].
     stream: _Incoming | None
     # Sampled tokens in the layout of SampledTokens.
-    said: _Incoming | None
+    sampled: _Incoming | None
 
 
 class SampledTokens:
@@ -57,15 +57,15 @@ class SampledTokens:
         self._num_rows, self._starts_S = len(widths_S), widths_S.cumsum() - widths_S
         self.size = self._num_rows + int(widths_S.sum())
 
-    def message(self, places_N: np.ndarray, said: StepTokens) -> torch.Tensor:
+    def message(self, places_N: np.ndarray, sampled: StepTokens) -> torch.Tensor:
         """Encodes what was sampled. places_N: indices of the sampling rows among the S."""
         message = np.zeros(self.size, np.int32)
-        accepted_N = said.counts_N - 1
-        message[places_N] = np.where(said.failed_N, ~accepted_N, accepted_N)
+        accepted_N = sampled.counts_N - 1
+        message[places_N] = np.where(sampled.failed_N, ~accepted_N, accepted_N)
         tokens = message[self._num_rows :]
-        for turn in range(said.tokens_ND1.shape[1]):
-            says = np.flatnonzero(said.counts_N > turn)
-            tokens[self._starts_S[places_N[says]] + turn] = said.tokens_ND1[says, turn]
+        for turn in range(sampled.tokens_ND1.shape[1]):
+            says = np.flatnonzero(sampled.counts_N > turn)
+            tokens[self._starts_S[places_N[says]] + turn] = sampled.tokens_ND1[says, turn]
         return torch.from_numpy(message)
 
     def append(self, message: torch.Tensor, rows: Rows, rows_N: np.ndarray, places_N: np.ndarray) -> None:
@@ -89,7 +89,7 @@ class _UnsettledStep:
     places_N: np.ndarray
     num_drafts_N: np.ndarray | None
     layout: SampledTokens
-    said: _Incoming
+    sampled: _Incoming
 
 
 class StageTraffic:
@@ -109,16 +109,16 @@ class StageTraffic:
         """Begins to receive what the other stages will send for a step. Raises CollectiveError."""
         num_decodes, num_drafts = len(decoding_rows(plan)), num_drafts_of(plan)
         num_tokens, num_rows = num_decodes + num_drafts + sum(plan.num_tokens), num_decodes + len(plan.rows)
-        stream = said = None
+        stream = sampled = None
         if num_tokens > self._rows.max_num_batched_tokens or num_rows > self._rows.max_num_seqs:
             # Too large: `Rows.schedule` refuses it when its turn comes.
-            return ExpectedStep(stream, said)
+            return ExpectedStep(stream, sampled)
         if not self.is_first and num_tokens:
             stream = self._receive(torch.empty(num_tokens, self._hidden_size), self._link.stage - 1, plan, _STREAM)
         if not self.is_last and num_rows:
             size = 2 * num_rows + num_drafts
-            said = self._receive(torch.empty(size, dtype=torch.int32), self._link.num_stages - 1, plan, _SAID)
-        return ExpectedStep(stream, said)
+            sampled = self._receive(torch.empty(size, dtype=torch.int32), self._link.num_stages - 1, plan, _SAMPLED)
+        return ExpectedStep(stream, sampled)
 
     def settle(self, plan: step_pb2.StepPlan) -> None:
         """Appends to the rows what earlier steps sampled, up to the last step with a row that the plan names. Waits for
@@ -139,27 +139,27 @@ class StageTraffic:
         if len(hidden_TE):
             # A copy: the next step overwrites this memory.
             self._send(hidden_TE.clone(), [self._link.stage + 1], plan, _STREAM)
-        if expected.said is not None:
+        if expected.sampled is not None:
             unsettled = _UnsettledStep(
                 step=plan.step,
                 rows_N=batch_rows.rows_N,
                 places_N=_places(batch_rows),
                 num_drafts_N=batch_rows.num_drafts_N,
                 layout=_layout(plan, len(batch_rows.rows_S)),
-                said=expected.said,
+                sampled=expected.sampled,
             )
             self._unsettled.append(unsettled)
             self._unsettled_step_R[unsettled.rows_N] = plan.step
 
-    def tell(self, plan: step_pb2.StepPlan, batch_rows: BatchRows, said: StepTokens) -> None:
+    def tell(self, plan: step_pb2.StepPlan, batch_rows: BatchRows, sampled: StepTokens) -> None:
         """Sends what was sampled to all other stages (last stage only)."""
         layout = _layout(plan, len(batch_rows.rows_S))
         if layout.size:
-            message = layout.message(_places(batch_rows), said)
-            self._send(message, range(self._link.num_stages - 1), plan, _SAID)
+            message = layout.message(_places(batch_rows), sampled)
+            self._send(message, range(self._link.num_stages - 1), plan, _SAMPLED)
 
     def _settle(self, unsettled: _UnsettledStep) -> None:
-        message, rows_N = unsettled.said.wait(), unsettled.rows_N
+        message, rows_N = unsettled.sampled.wait(), unsettled.rows_N
         if unsettled.num_drafts_N is not None:
             self._rows.settle_drafts(rows_N, unsettled.num_drafts_N)
         unsettled.layout.append(message, self._rows, rows_N, unsettled.places_N)

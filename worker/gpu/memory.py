@@ -204,7 +204,7 @@ def cache_needs_more(
     """Makes the error for a KV cache that does not fit. use: as measured. num_blocks: including the null block.
     free_before: bytes that were free before the allocation."""
     wanted = num_blocks * block_bytes
-    said = (
+    lack = (
         f"out of GPU memory: the KV cache needs {gib(wanted)} GiB, and {gib(memory.free)} of {gib(memory.total)} are "
         f"free"
     )
@@ -212,11 +212,11 @@ def cache_needs_more(
     there = memory.free - use.step - use.graphs
     if options.num_blocks_override:
         fitting = max(0, there // block_bytes - 1)
-        return PermanentError(f"{said}; num_blocks_override={options.num_blocks_override}: use {fitting} or less")
+        return PermanentError(f"{lack}; num_blocks_override={options.num_blocks_override}: use {fitting} or less")
     lost = f" ({gib(free_before - memory.free)} less than a moment ago)" if memory.free < free_before else ""
     lower = _lower_utilization(options, wanted - there, memory.total)
     return PermanentError(
-        f"{said}{lost}: other processes use this GPU, too; start with gpu_memory_utilization={lower:.2f} instead of "
+        f"{lack}{lost}: other processes use this GPU, too; start with gpu_memory_utilization={lower:.2f} instead of "
         f"{options.gpu_memory_utilization:g}"
     )
 

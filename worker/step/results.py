@@ -127,7 +127,7 @@ def sample_rows(
         num_drafts_N = np.zeros(len(rows_N), np.int64)
     rows.settle_drafts(rows_N, num_drafts_N)
     width = int(num_drafts_N.max(initial=0)) + 1
-    said = StepTokens(
+    tokens = StepTokens(
         tokens_ND1=np.zeros((len(rows_N), width), np.int64),
         counts_N=np.zeros(len(rows_N), np.int64),
         failed_N=np.zeros(len(rows_N), np.bool_),
@@ -140,10 +140,10 @@ def sample_rows(
         rows_G, scored_G = rows_N[going], first_N[going] + turn
         uniform_G = None if uniform_L is None else uniform_L[scored_G]
         sampled = sample(scores, scored_G, rows.sampling, rows_G, rows.output_positions(rows_G), kernels, uniform_G)
-        going = going[_count_accepted(rows, rows_N, going, turn, sampled, said) & (num_drafts_N[going] > turn)]
+        going = going[_count_accepted(rows, rows_N, going, turn, sampled, tokens) & (num_drafts_N[going] > turn)]
         if not len(going):
             break
-    return said
+    return tokens
 
 
 def _uniforms(rows: Rows, rows_N: np.ndarray, num_drafts_N: np.ndarray, first_N: np.ndarray) -> np.ndarray:
@@ -155,7 +155,7 @@ def _uniforms(rows: Rows, rows_N: np.ndarray, num_drafts_N: np.ndarray, first_N:
 
 
 def _count_accepted(
-    rows: Rows, rows_N: np.ndarray, going: np.ndarray, turn: int, sampled: Sampled, said: StepTokens
+    rows: Rows, rows_N: np.ndarray, going: np.ndarray, turn: int, sampled: Sampled, tokens: StepTokens
 ) -> np.ndarray:
     """Appends one token to each row of rows_N[going]. Returns a mask of the rows whose token equals the draft at its
     position. Ignore it for rows without a draft there."""
@@ -163,11 +163,11 @@ def _count_accepted(
     drafted_G = rows.token_ids_RL[rows_G, rows.num_tokens_R[rows_G]]
     # A failed row appends token 0: a step planned before the scheduler learned of the failure may name it again.
     rows.append(rows_G, sampled.token_ids_N)
-    said.tokens_ND1[going, turn] = sampled.token_ids_N
-    said.counts_N[going] += 1
-    said.failed_N[going] |= sampled.failed_N
-    said.why.update((int(going[i]), text) for i, text in sampled.why.items())
-    said.logprobs.update(((int(going[i]), turn), entry) for i, entry in sampled.logprobs.items())
+    tokens.tokens_ND1[going, turn] = sampled.token_ids_N
+    tokens.counts_N[going] += 1
+    tokens.failed_N[going] |= sampled.failed_N
+    tokens.why.update((int(going[i]), text) for i, text in sampled.why.items())
+    tokens.logprobs.update(((int(going[i]), turn), entry) for i, entry in sampled.logprobs.items())
     return (drafted_G == sampled.token_ids_N) & ~sampled.failed_N
 
 

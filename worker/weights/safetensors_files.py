@@ -88,9 +88,9 @@ class SafetensorsFiles:
                 opened = safe_open(file, framework="pt")
                 _check_header(file)
                 for name in opened.keys():  # noqa: SIM118 - a safe_open is no dict
-                    told = found.setdefault(name, placed.get(name, file.name))
-                    if told != file.name:
-                        where = f"{INDEX} says {told}" if name in placed else f"in {told}, too"
+                    home = found.setdefault(name, placed.get(name, file.name))
+                    if home != file.name:
+                        where = f"{INDEX} says {home}" if name in placed else f"in {home}, too"
                         raise WeightsError(f"{directory}: {name} is in {file.name}, and {where}: keep one of them")
                     stored = opened.get_slice(name)
                     self.shapes[name] = tuple(stored.get_shape())

@@ -101,4 +101,4 @@ def _look(page: Page, at: float) -> Sample:
     page.run(f"location.hash = {_VIEWS[0]!r}")
     time.sleep(1.5)
     late, gap = page.run(_LATENESS)
-    return Sample(page.live(), page.run("document.querySelectorAll('.happenings li').length"), late, gap)
+    return Sample(page.live(), page.run("document.querySelectorAll('.event-list li').length"), late, gap)

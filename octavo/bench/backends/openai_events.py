@@ -126,9 +126,9 @@ class Output:
         self.counted_by = CountedBy.USAGE
         if all(so_far is not None for _, so_far in with_text):
             # An event may have tokens and no text: the first bytes of a character.
-            told = [(now, so_far) for now, _, _, so_far in self._events if so_far is not None]
-            before = (0, *(so_far for _, so_far in told))
-            return [(now, so_far - earlier) for (now, so_far), earlier in zip(told, before, strict=False)]
+            totals = [(now, so_far) for now, _, _, so_far in self._events if so_far is not None]
+            before = (0, *(so_far for _, so_far in totals))
+            return [(now, so_far - earlier) for (now, so_far), earlier in zip(totals, before, strict=False)]
         counts = _spread(self._total, len(with_text))
         return [(now, count) for (now, _), count in zip(with_text, counts, strict=True)]
 

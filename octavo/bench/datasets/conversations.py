@@ -97,9 +97,9 @@ def _read(entry: Any, where: str) -> tuple[str, str, int]:
     """Returns question, answer and the output's length; the last two may be empty."""
     if isinstance(entry, dict):
         for turns, text in (("conversations", "value"), ("messages", "content")):
-            said = entry.get(turns)
-            if isinstance(said, list):
-                words = [turn.get(text) for turn in said if isinstance(turn, dict)]
+            found = entry.get(turns)
+            if isinstance(found, list):
+                words = [turn.get(text) for turn in found if isinstance(turn, dict)]
                 texts = [each for each in words if isinstance(each, str)]
                 if texts and len(texts) == len(words):
                     return texts[0], texts[1] if len(texts) > 1 else "", 0

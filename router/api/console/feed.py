@@ -18,7 +18,7 @@ from router.api.console.state import state_json
 from router.api.observer import Observer
 from router.security.identity import Identity
 from router.streams import outbox
-from router.telemetry.happenings import Happening
+from router.telemetry.event_log import RouterEvent
 from runtime.telemetry.rates import RateMeter
 
 log = logging.getLogger("octavo.router.gateway")
@@ -26,8 +26,8 @@ log = logging.getLogger("octavo.router.gateway")
 _EVERY_S = 1.0
 # Seconds of messages that may wait for a console that reads slowly; then it loses the oldest.
 _MOST_WAITING = 8
-# Happenings told at once.
-_MOST_TOLD = 200
+# Events sent at once.
+_MOST_SENT = 200
 
 
 class FeedStream(EventSourceResponse):
@@ -47,7 +47,7 @@ class FeedStream(EventSourceResponse):
 
 
 class _Reader:
-    """One open console. last: the number of the last happening that it was told."""
+    """One open console. last: the number of the last event that it was sent."""
 
     def __init__(self, identity: Identity, last: int) -> None:
         self.identity = identity
@@ -74,7 +74,7 @@ class Feed:
         return len(self._readers)
 
     async def events(self, identity: Identity) -> AsyncGenerator[bytes, None]:
-        """Yields server-sent events `state` and `happenings` until it is closed."""
+        """Yields server-sent events `state` and `events` until it is closed."""
         # What happened shortly before is told as well: a page that comes back after a restart has missed it.
         reader = _Reader(identity, 0)
         self._readers.add(reader)
@@ -105,16 +105,16 @@ class Feed:
         view = await self._observer.observe_as(identity)
         rates = self._meters.setdefault(key, RateMeter()).take(view, time.monotonic())
         state = _event(b"state", state_json(view, rates, self._images(), is_admin=identity.is_admin))
-        happenings = self._observer.happenings
+        events = self._observer.events
         # Readers that were told the same so far, all but new ones, are told the same now.
         news: dict[int, bytes] = {}
         for reader in [each for each in self._readers if _key(each.identity) == key]:
             if reader.last not in news:
-                told = [each for each in happenings.since(reader.last) if _may_see(identity, each)]
-                lines = [_shown(each, identity) for each in told[-_MOST_TOLD:]]
-                news[reader.last] = _event(b"happenings", msgspec.json.encode(lines)) if lines else b""
+                new_events = [each for each in events.since(reader.last) if _may_see(identity, each)]
+                lines = [_shown(each, identity) for each in new_events[-_MOST_SENT:]]
+                news[reader.last] = _event(b"events", msgspec.json.encode(lines)) if lines else b""
             new = news[reader.last]
-            reader.last = happenings.last
+            reader.last = events.last
             if new:
                 reader.put(new)
             reader.put(state)
@@ -129,18 +129,18 @@ def _key(identity: Identity) -> tuple[str, bool]:
     return identity.tenant, identity.is_admin
 
 
-def _may_see(identity: Identity, happening: Happening) -> bool:
-    return identity.is_admin or (happening.request_id != "" and happening.tenant == identity.tenant)
+def _may_see(identity: Identity, event: RouterEvent) -> bool:
+    return identity.is_admin or (event.request_id != "" and event.tenant == identity.tenant)
 
 
-def _shown(happening: Happening, identity: Identity) -> dict[str, object]:
-    is_own = happening.tenant == identity.tenant
-    request_id = happening.request_id if is_own else f"{happening.tenant}/{happening.request_id}"
+def _shown(event: RouterEvent, identity: Identity) -> dict[str, object]:
+    is_own = event.tenant == identity.tenant
+    request_id = event.request_id if is_own else f"{event.tenant}/{event.request_id}"
     return {
-        "number": happening.number,
-        "at": happening.at,
-        "kind": happening.kind,
-        "text": happening.text,
-        "replica": happening.replica,
+        "number": event.number,
+        "at": event.at,
+        "kind": event.kind,
+        "text": event.text,
+        "replica": event.replica,
         "request_id": request_id,
     }

@@ -240,10 +240,10 @@ class Connection(HttpToolsProtocol):
 
     def _body_headers(self) -> bytes:
         """Returns the headers of the request that say where its body ends; empty if it has none."""
-        told = [(name, value) for name, value in self.headers if name in (b"content-length", b"transfer-encoding")]
-        if all(name == b"content-length" and not value.strip(b" 0") for name, value in told):
+        of_body = [(name, value) for name, value in self.headers if name in (b"content-length", b"transfer-encoding")]
+        if all(name == b"content-length" and not value.strip(b" 0") for name, value in of_body):
             return b""
-        return b"".join(b"%s: %s\r\n" % header for header in told)
+        return b"".join(b"%s: %s\r\n" % header for header in of_body)
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
         """Answers with an error, if no answer is under way, and closes. Reads no more: that costs most of a byte's

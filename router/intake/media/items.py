@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from protos import inference_pb2 as pb
 from router.errors import InvalidRequest
 from router.intake.media.fetching import Fetcher
-from router.intake.media.store import Held, ItemStore
+from router.intake.media.store import ItemLease, ItemStore
 from router.request.media.asked import AskedItem
 from router.request.media.limits import MediaLimits
 from router.request.media.read import File, ReadItem, inline_file, inline_size, read_item
@@ -34,26 +34,26 @@ class Items:
         self._turns = Turns(_NUM_THREADS)
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="media")
 
-    def holding(self, identity: Identity) -> "HeldItems":
-        """Returns what a request of a caller holds: nothing so far. To be closed."""
-        return HeldItems(self, identity)
+    def lease(self, identity: Identity) -> "RequestItems":
+        """Returns the lease of a request of a caller, empty so far. To be closed."""
+        return RequestItems(self, identity)
 
     async def read(
-        self, asked: Sequence[AskedItem], options: pb.ItemOptions, recipe: Recipe, held: Held
+        self, asked: Sequence[AskedItem], options: pb.ItemOptions, recipe: Recipe, lease: ItemLease
     ) -> list[ReadItem]:
-        """Returns items, which `held` holds from now on. Raises RequestError."""
+        """Returns items, which `lease` holds from now on. Raises RequestError."""
         inline = [inline_size(image) for each in asked for image in each.images]
         self._check_size(sum(inline))
-        held.reserve(sum(inline))
-        files = [await self._files(each, held) for each in asked]
+        lease.reserve(sum(inline))
+        files = [await self._files(each, lease) for each in asked]
         self._check_size(sum(len(file.data) for own in files for file in own))
-        return held.keep(await self._run(lambda: self._read(asked, files, options, recipe)))
+        return lease.keep(await self._run(lambda: self._read(asked, files, options, recipe)))
 
     async def close(self) -> None:
         await self._fetcher.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _files(self, asked: AskedItem, held: Held) -> list[File]:
+    async def _files(self, asked: AskedItem, lease: ItemLease) -> list[File]:
         """Raises RequestError."""
         fields = [asked.image_field(i) for i in range(len(asked.images))]
 
@@ -65,7 +65,7 @@ class Items:
             if isinstance(found, str):
                 most = self.limits.max_item_bytes
                 # A server's own word for the type is often wrong; the data tells.
-                found = File(await self._fetcher.fetch(found, f"{field}.url", most, held.reserve), image.mime_type)
+                found = File(await self._fetcher.fetch(found, f"{field}.url", most, lease.reserve), image.mime_type)
             files.append(found)
         return files
 
@@ -98,7 +98,7 @@ class Items:
             work.exception()
 
 
-class HeldItems(Held):
+class RequestItems(ItemLease):
     """The items of one request, and how they are read (router.request.features.items.ItemReader)."""
 
     def __init__(self, items: Items, identity: Identity) -> None:

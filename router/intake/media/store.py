@@ -40,7 +40,7 @@ class ItemStore:
         return None if entry is None else entry.item
 
 
-class Held:
+class ItemLease:
     """The items of one request. Closed when it ends."""
 
     def __init__(self, store: ItemStore, identity: Identity) -> None:

@@ -97,10 +97,10 @@ def frames_per_second(asked: AskedItem) -> float:
     """Returns those of a video; 0 for an image. Raises InvalidRequest."""
     if asked.kind != pb.ITEM_KIND_VIDEO:
         return 0.0
-    told = asked.frames_per_second or _FRAMES_PER_SECOND
-    if not 0 < told <= _MOST_FRAMES_PER_SECOND:
+    rate = asked.frames_per_second or _FRAMES_PER_SECOND
+    if not 0 < rate <= _MOST_FRAMES_PER_SECOND:
         raise InvalidRequest(
-            f"{asked.field}.frames_per_second={told:g}: use 0 for {_FRAMES_PER_SECOND:g}, or up to "
+            f"{asked.field}.frames_per_second={rate:g}: use 0 for {_FRAMES_PER_SECOND:g}, or up to "
             f"{_MOST_FRAMES_PER_SECOND:g}"
         )
-    return told
+    return rate

@@ -137,10 +137,10 @@ def _names(schema: dict[str, Any]) -> None:
         del schema["propertyNames"]
         schema["maxProperties"] = 0
     elif isinstance(names, dict) and not {"properties", "patternProperties"} & set(schema):
-        said = {keyword: value for keyword, value in names.items() if not is_annotation(keyword)}
-        if said.get("type") == "string":
-            del said["type"]
-        described = _described(said, schema.get("additionalProperties", True))
+        constraints = {keyword: value for keyword, value in names.items() if not is_annotation(keyword)}
+        if constraints.get("type") == "string":
+            del constraints["type"]
+        described = _described(constraints, schema.get("additionalProperties", True))
         if described is not None:
             del schema["propertyNames"]
             schema |= described | {"additionalProperties": False}

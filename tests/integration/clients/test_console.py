@@ -106,15 +106,13 @@ async def test_without_the_option_there_is_no_console(open_router: tuple[RouterS
     await http.stop()
 
 
-async def test_the_feed_tells_state_and_happenings(
-    open_router: tuple[RouterServer, Any], scheduler: FakeScheduler
-) -> None:
+async def test_the_feed_tells_state_and_events(open_router: tuple[RouterServer, Any], scheduler: FakeScheduler) -> None:
     server, stub = open_router
     stream = stub.Generate(asked("mine"))
     await receive(stream, until=lambda received: len(received.token_ids.get(0, ())) == 3)
     async with served(server) as (client, _):
         found = await events(client, 2)
-        assert [name for name, _ in found] == ["happenings", "state"]
+        assert [name for name, _ in found] == ["events", "state"]
         assert [each["kind"] for each in found[0][1]] == ["replica"]
         (state,) = states(found)
         assert state["is_admin"] is True
@@ -124,7 +122,7 @@ async def test_the_feed_tells_state_and_happenings(
         await scheduler.resume_steps()
         async for _ in stream:
             pass
-        told = [each for name, content in await events(client, 2) if name == "happenings" for each in content]
+        told = [each for name, content in await events(client, 2) if name == "events" for each in content]
         assert [(each["kind"], each["request_id"]) for each in told][-1] == ("ended", "mine")
 
 

@@ -39,7 +39,7 @@ async def admin_of(port: int) -> AsyncIterator[Any]:
 
 
 def texts(server: RouterServer, kind: str) -> list[str]:
-    return [each.text for each in server.metrics.happenings.since(0) if each.kind == kind]
+    return [each.text for each in server.metrics.events.since(0) if each.kind == kind]
 
 
 async def test_a_scheduler_shows_its_blocks_steps_ranks_and_sequences(tmp_path: Path) -> None:

@@ -241,6 +241,6 @@ async def test_a_wait_is_told_once_however_often_the_stream_tries() -> None:
     cluster.dispatcher._go_on(placement)
     assert placement.is_placed
     cluster.lose(placement)
-    told = [each.kind for each in cluster.metrics.happenings.since(0)]
+    told = [each.kind for each in cluster.metrics.events.since(0)]
     assert told == ["parked", "moved", "parked"]
     cluster.dispatcher.forget(placement)

@@ -11,7 +11,7 @@ export class Feed extends EventTarget {
   routerId = "";
   #again = null;
 
-  // Runs for the life of the page. Dispatches `state`, `happenings`, `link` ({state, text}) and `refused`.
+  // Runs for the life of the page. Dispatches `state`, `events`, `link` ({state, text}) and `refused`.
   async run() {
     let retry = FIRST_RETRY;
     for (;;) {

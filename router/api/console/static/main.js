@@ -5,7 +5,7 @@ import { Cluster } from "./cluster.js";
 import { setText } from "./dom.js";
 import { Feed } from "./feed.js";
 import { setKey } from "./net.js";
-import { Happenings, Requests } from "./requests.js";
+import { EventList, Requests } from "./requests.js";
 
 const VIEWS = ["chat", "cluster", "requests", "events"];
 const $ = (id) => document.getElementById(id);
@@ -16,7 +16,7 @@ const chosen = (id) => {
 const chat = new Chat($("chat"), { onRequest: chosen });
 const cluster = new Cluster($("cluster"));
 const requests = new Requests($("requests"), { onChosen: chosen });
-const happenings = new Happenings($("events"), { onChosen: chosen });
+const eventList = new EventList($("events"), { onChosen: chosen });
 const feed = new Feed();
 
 function show() {
@@ -29,7 +29,7 @@ function show() {
     tab.tabIndex = each === view ? 0 : -1;
   }
   if (view === "cluster") cluster.show();
-  if (view === "events") happenings.show();
+  if (view === "events") eventList.show();
   if (view === "requests" && id) requests.show(decodeURIComponent(id));
   if (view === "chat") chat.input.focus();
 }
@@ -57,10 +57,10 @@ feed.addEventListener("state", ({ detail }) => {
   cluster.take(detail);
   requests.take(detail);
 });
-feed.addEventListener("happenings", ({ detail }) => happenings.take(detail, feed.routerId));
-feed.addEventListener("restarted", () => happenings.add("router", "another process of the router answers: it was restarted, or is one of several"));
+feed.addEventListener("events", ({ detail }) => eventList.take(detail, feed.routerId));
+feed.addEventListener("restarted", () => eventList.add("router", "another process of the router answers: it was restarted, or is one of several"));
 feed.addEventListener("link", ({ detail }) => {
-  if ($("link").dataset.state === "live" && detail.state === "lost") happenings.add("router", detail.text);
+  if ($("link").dataset.state === "live" && detail.state === "lost") eventList.add("router", detail.text);
   $("link").dataset.state = detail.state;
   setText($("link"), detail.text);
 });

@@ -1,11 +1,11 @@
-// Live requests, the timeline of one of them, and the happenings at the router.
+// Live requests, the timeline of one of them, and the events at the router.
 
 import { el, number, seconds, setText } from "./dom.js";
 import { call } from "./net.js";
 import { choicesOf, secondsByPhase, spansOf } from "./spans.js";
 
-// Happenings that are kept, and how many more there may be before the oldest go.
-const MOST_HAPPENINGS = 300;
+// Events that are kept, and how many more there may be before the oldest go.
+const MOST_EVENTS = 300;
 const SPARE = 50;
 
 export class Requests {
@@ -98,7 +98,7 @@ function fill(row, request) {
 }
 
 // The latest ones come last, and the list follows them, unless it was scrolled up: what is being read does not move.
-export class Happenings {
+export class EventList {
   #seen = new Set();
   #isFollowing = true;
   #trim = 0;
@@ -109,14 +109,14 @@ export class Happenings {
     root.addEventListener("scroll", () => {
       if (!root.hidden) this.#isFollowing = root.scrollHeight - root.scrollTop - root.clientHeight < 40;
     });
-    this.list = el("ol", { class: "happenings", role: "log", "aria-live": "polite", tabindex: "0" });
+    this.list = el("ol", { class: "event-list", role: "log", "aria-live": "polite", tabindex: "0" });
     this.withEnds = el("input", { type: "checkbox", checked: true, onchange: () => this.list.classList.toggle("no-ends", !this.withEnds.checked) });
     root.append(el("label", { class: "check" }, this.withEnds, "Show requests that ended"), this.list);
   }
 
   // Takes what the router tells; after a reconnect it tells again what it still knows.
-  take(happenings, routerId) {
-    for (const each of happenings) {
+  take(events, routerId) {
+    for (const each of events) {
       const name = `${routerId}/${each.number}`;
       if (this.#seen.has(name)) continue;
       this.#seen.add(name);
@@ -125,7 +125,7 @@ export class Happenings {
     this.show();
     // In the order of insertion: the oldest go first.
     for (const name of this.#seen) {
-      if (this.#seen.size <= 4 * MOST_HAPPENINGS) break;
+      if (this.#seen.size <= 4 * MOST_EVENTS) break;
       this.#seen.delete(name);
     }
   }
@@ -148,11 +148,11 @@ export class Happenings {
     else if (replica) item.title = replica;
     this.list.append(item);
     // Later, by themselves: then the browser keeps what is shown in its place.
-    if (this.list.children.length > MOST_HAPPENINGS + SPARE) this.#trim ||= setTimeout(() => this.#drop(), 100);
+    if (this.list.children.length > MOST_EVENTS + SPARE) this.#trim ||= setTimeout(() => this.#drop(), 100);
   }
 
   #drop() {
     this.#trim = 0;
-    while (this.list.children.length > MOST_HAPPENINGS) this.list.firstChild.remove();
+    while (this.list.children.length > MOST_EVENTS) this.list.firstChild.remove();
   }
 }

@@ -20,8 +20,8 @@ from router.api.gateway.reading.parsing import Kind, Parsed, Sent
 from router.errors import RouterFull, Unavailable
 from router.intake.intake import Intake
 from router.request.chat import MAX_TEMPLATE_ARGUMENTS_BYTES
-from router.security.held import set_release
 from router.security.identity import caller_share, set_connection
+from router.security.message_memory import set_release
 from router.text.tokenizer_pool import Turns
 from runtime.shares import SharedRoom
 
@@ -49,7 +49,7 @@ class Bodies:
         self._turns = Turns(1)
 
     async def parse(self, request: Request, kind: Kind, request_id: str, held: contextlib.ExitStack) -> Parsed:
-        """held: ends the body's share, unless it is accepted earlier (security.held.release).
+        """held: ends the body's share, unless it is accepted earlier (security.message_memory.release).
 
         Raises BadRequestError, RouterFull, and starlette's ClientDisconnect.
         """

@@ -4,7 +4,7 @@ import pytest
 
 from protos import inference_pb2 as pb
 from router.errors import RouterFull
-from router.intake.media.store import Held, ItemStore
+from router.intake.media.store import ItemLease, ItemStore
 from router.request.media.read import ReadItem
 from router.security.identity import ANYONE, Identity
 from runtime.media.packed import PackedItem
@@ -21,7 +21,7 @@ def _item(size: int, fill: bytes = b"x") -> ReadItem:
 def test_an_item_is_held_once_until_its_last_holder_ends() -> None:
     store = ItemStore(1000)
     item, again = _item(300), _item(300)
-    first, second = Held(store, ANYONE), Held(store, ANYONE)
+    first, second = ItemLease(store, ANYONE), ItemLease(store, ANYONE)
     first.reserve(320)
     assert store.num_bytes == 320
     assert first.keep([item]) == [item]
@@ -38,7 +38,7 @@ def test_an_item_is_held_once_until_its_last_holder_ends() -> None:
 
 def test_twice_in_one_request() -> None:
     store = ItemStore(1000)
-    with Held(store, ANYONE) as held:
+    with ItemLease(store, ANYONE) as held:
         held.reserve(640)
         held.keep([_item(300), _item(300)])
         assert len(store) == 1
@@ -47,28 +47,28 @@ def test_twice_in_one_request() -> None:
 
 def test_what_does_not_fit_is_refused_and_reservations_are_given_back() -> None:
     store = ItemStore(1000)
-    with Held(store, ANYONE) as held:
+    with ItemLease(store, ANYONE) as held:
         held.reserve(900)
         with pytest.raises(RouterFull, match="item_memory=1000 bytes"):
             held.reserve(101)
     assert store.num_bytes == 0
     # Without tenants one caller may take everything.
-    Held(store, ANYONE).reserve(1000)
+    ItemLease(store, ANYONE).reserve(1000)
 
 
 def test_tenants_share_the_room_and_see_only_their_own_items() -> None:
     store = ItemStore(1000)
     one, other = (Identity(tenant=name) for name in ("one", "other"))
     item = _item(300)
-    with Held(store, one) as held:
+    with ItemLease(store, one) as held:
         held.reserve(300)
         held.keep([item])
         with pytest.raises(RouterFull):
             # As much as stays free at most: half of all.
             held.reserve(400)
-        with Held(store, other) as others:
+        with ItemLease(store, other) as others:
             assert others.find(item.packed.name) is None
             others.reserve(340)
-        with Held(store, one) as second:
+        with ItemLease(store, one) as second:
             assert second.find(item.packed.name) is item
     assert (len(store), store.num_bytes) == (0, 0)

@@ -1,4 +1,4 @@
-"""The latest happenings at this router, for people who watch it: replicas come and go, streams move, requests end."""
+"""The latest events at this router, for people who watch it: replicas come and go, streams move, requests end."""
 
 import time
 from collections import deque
@@ -10,7 +10,7 @@ _MAX_TEXT = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Happening:
+class RouterEvent:
     """number: counts from 1. at: seconds since 1970. request_id, tenant: of the request concerned; empty: none."""
 
     number: int
@@ -22,17 +22,17 @@ class Happening:
     tenant: str = ""
 
 
-class Happenings:
+class EventLog:
     """Keeps the latest 512. A note costs about 1 us."""
 
     def __init__(self) -> None:
-        self._kept: deque[Happening] = deque(maxlen=_MOST)
+        self._kept: deque[RouterEvent] = deque(maxlen=_MOST)
         self.last = 0
 
     def note(self, kind: str, text: str, *, replica: str = "", request_id: str = "", tenant: str = "") -> None:
         self.last += 1
         self._kept.append(
-            Happening(
+            RouterEvent(
                 number=self.last,
                 at=time.time(),
                 kind=kind,
@@ -43,6 +43,6 @@ class Happenings:
             )
         )
 
-    def since(self, number: int) -> list[Happening]:
+    def since(self, number: int) -> list[RouterEvent]:
         """Returns those after a number, the oldest first."""
         return list(takewhile(lambda each: each.number > number, reversed(self._kept)))[::-1]
