@@ -106,8 +106,8 @@ def open_image(data: bytes, header: ImageHeader) -> ImageFile.ImageFile:
     if image.size != expected:
         width, height = image.size
         raise ValueError(
-            f"the {header.format} file has {width} x {height} pixels, and its header {expected[0]} x {expected[1]}: send "
-            "a file with one size"
+            f"the {header.format} file has {width} x {height} pixels, and its header {expected[0]} x {expected[1]}: "
+            "send a file with one size"
         )
     return image
 
