@@ -36,7 +36,7 @@ def lag_histogram(registry: CollectorRegistry) -> Histogram:
     )
 
 
-class Watched:
+class WatchedThread:
     """A thread with a queue. It calls `begin` first, then `work` and `rest` in turn."""
 
     def __init__(self, name: str, histogram: Histogram) -> None:
@@ -62,7 +62,7 @@ class _Ticker:
     """Asks an event loop by a timer. The loop is held if the timer is late."""
 
     def __init__(self, histogram: Histogram) -> None:
-        self.watched = Watched("event_loop", histogram)
+        self.watched = WatchedThread("event_loop", histogram)
         self.watched.begin()
         self._loop = asyncio.get_running_loop()
         self._handle = self._next()
@@ -81,7 +81,7 @@ class _Ticker:
 
 
 class _Sampler(threading.Thread):
-    def __init__(self, watched: Sequence[Watched]) -> None:
+    def __init__(self, watched: Sequence[WatchedThread]) -> None:
         super().__init__(name="lag", daemon=True)
         self._watched = watched
         self._is_over = threading.Event()
@@ -107,7 +107,7 @@ class _Sampler(threading.Thread):
                     self._log_one(each, now)
             last, last_cpu = now, cpu
 
-    def _log_one(self, watched: Watched, now: float) -> None:
+    def _log_one(self, watched: WatchedThread, now: float) -> None:
         since = watched.since
         stack = _stack(watched.ident, _MOST_FRAMES)
         # Not if it has gone on meanwhile: the stack would be of something else.
@@ -127,7 +127,7 @@ class _Sampler(threading.Thread):
             ", ".join(places),
         )
 
-    def _may_log(self, what: Watched | None, now: float) -> bool:
+    def _may_log(self, what: WatchedThread | None, now: float) -> bool:
         if now < self._next_log[what]:
             return False
         self._next_log[what] = now + _LOG_EVERY_S
@@ -156,7 +156,7 @@ def _stack(ident: int, most_frames: int) -> str:
 
 
 @contextlib.contextmanager
-def watch_lag(histogram: Histogram, *others: Watched) -> Iterator[None]:
+def watch_lag(histogram: Histogram, *others: WatchedThread) -> Iterator[None]:
     """Watches the running event loop and other threads while inside."""
     ticker = _Ticker(histogram)
     sampler = _Sampler([ticker.watched, *others])

@@ -78,7 +78,7 @@ class SavedDrafting(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     # (tenant, cache_salt, its recent outputs)
     recent_outputs: list[tuple[str, str, list[list[int]]]]
     output_lengths: list[int] = []
-    # Expected and accepted drafts: `Worth`. None: not kept.
+    # Expected and accepted drafts: `DraftTrust`. None: not kept.
     worth: tuple[float, float] | None = None
 
 

@@ -23,7 +23,7 @@ from configs import features
 from configs.options import Options
 from protos import scheduler_pb2
 from runtime.progress.watchdog import LoopProgress
-from runtime.telemetry.lag import Watched
+from runtime.telemetry.lag import WatchedThread
 from runtime.telemetry.tracing import Tracing
 from runtime.wire import PROTOCOL_VERSION
 from scheduler.core.core import Core
@@ -80,7 +80,7 @@ class StepLoop(threading.Thread):
         self._bound: Future[None] = Future()
         self._reports = Reports(options, replica, tracing)
         # For runtime.telemetry.lag.
-        self.watched = Watched("step_loop", self._reports.metrics.lag)
+        self.watched = WatchedThread("step_loop", self._reports.metrics.lag)
         self.progress = LoopProgress("step_loop", options.hang_timeout)
         # Shared with the gRPC thread.
         self.item_memory = ItemMemory(int(options.item_memory * 2**30))

@@ -9,7 +9,7 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry
 
-from runtime.telemetry.lag import Watched, lag_histogram, watch_lag
+from runtime.telemetry.lag import WatchedThread, lag_histogram, watch_lag
 
 _HELD_S = 0.4
 
@@ -63,7 +63,7 @@ async def test_a_call_that_holds_the_interpreters_lock_is_told_from_a_busy_loop(
 async def test_a_thread_that_polls_says_when_it_works(caplog: pytest.LogCaptureFixture) -> None:
     registry = CollectorRegistry()
     histogram = lag_histogram(registry)
-    watched, may_go_on = Watched("step_loop", histogram), threading.Event()
+    watched, may_go_on = WatchedThread("step_loop", histogram), threading.Event()
 
     def poll() -> None:
         watched.begin()

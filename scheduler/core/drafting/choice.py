@@ -77,7 +77,7 @@ class Rates:
 _DECAY, _FIRST_DRAFTS = 0.995, 16.0
 
 
-class Worth:
+class DraftTrust:
     """Trust in the estimates of drafts: accepted drafts divided by expected ones, lately."""
 
     def __init__(self) -> None:
@@ -110,7 +110,7 @@ class Worth:
 _LONGEST_PAUSE = 6
 
 
-class Pause:
+class DraftingPause:
     """Pauses of drafting: steps without proposals, after a step whose drafts were not used."""
 
     def __init__(self) -> None:

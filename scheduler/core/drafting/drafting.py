@@ -5,7 +5,15 @@ All of it follows from the tokens of the rows, the drafts of the workers' drafte
 
 import numpy as np
 
-from scheduler.core.drafting.choice import MOST_RATE, CostTable, Pause, Rates, Worth, choose_counts, choose_depth
+from scheduler.core.drafting.choice import (
+    MOST_RATE,
+    CostTable,
+    DraftingPause,
+    DraftTrust,
+    Rates,
+    choose_counts,
+    choose_depth,
+)
 from scheduler.core.drafting.lookup import Lookup
 from scheduler.core.drafting.outputs import MOST_SCOPES, OutputLengths, RecentOutputs, Scope
 from scheduler.core.drafting.texts import Backlog, NewTokens, Texts
@@ -44,10 +52,10 @@ class Drafting:
         num_drafters = len(self._names)
         num_levels = max((lookup.num_orders for lookup in self._lookups.values()), default=1)
         self.rates, self.costs = Rates(num_drafters, num_rows, num_levels), CostTable()
-        self.worth = Worth()
+        self.worth = DraftTrust()
         # Pauses of the core's drafters while no step has drafts, and of questions to the workers' while they are for
         # nothing.
-        self._pause, self._silence = Pause(), Pause()
+        self._pause, self._silence = DraftingPause(), DraftingPause()
         # None where nothing depends on them.
         self.lengths = OutputLengths() if speculation.workers_catch_up else None
         # By drafter and row: what it proposes for the next tokens, how many of them, and the level of its context.

@@ -1,9 +1,9 @@
 """Pauses of drafters."""
 
-from scheduler.core.drafting.choice import Pause
+from scheduler.core.drafting.choice import DraftingPause
 
 
-def awake(pause: Pause, num_steps: int, *, in_vain: bool = True) -> list[int]:
+def awake(pause: DraftingPause, num_steps: int, *, in_vain: bool = True) -> list[int]:
     """The steps, counted from 0, that are not part of a pause."""
     found = []
     for number in range(num_steps):
@@ -14,11 +14,11 @@ def awake(pause: Pause, num_steps: int, *, in_vain: bool = True) -> list[int]:
 
 
 def test_pauses_grow_up_to_a_bound_while_all_is_in_vain() -> None:
-    assert awake(Pause(), 30) == [0, 2, 6, 13, 20, 27]
+    assert awake(DraftingPause(), 30) == [0, 2, 6, 13, 20, 27]
 
 
 def test_what_is_not_in_vain_leads_to_no_pause() -> None:
-    pause = Pause()
+    pause = DraftingPause()
     awake(pause, 8)
     pause.end()
     assert awake(pause, 10, in_vain=False) == list(range(10))

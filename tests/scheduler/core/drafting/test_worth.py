@@ -1,10 +1,10 @@
 """Trust in the estimates of drafts."""
 
-from scheduler.core.drafting.choice import Worth
+from scheduler.core.drafting.choice import DraftTrust
 
 
 def test_estimates_are_trusted_as_far_as_they_came_true() -> None:
-    worth = Worth()
+    worth = DraftTrust()
     assert worth.trust == 1.0
     for _ in range(1000):
         worth.note_verified(4.0, 3)
@@ -12,7 +12,7 @@ def test_estimates_are_trusted_as_far_as_they_came_true() -> None:
 
 
 def test_what_was_better_than_promised_makes_up_for_nothing_later() -> None:
-    worth, other = Worth(), Worth()
+    worth, other = DraftTrust(), DraftTrust()
     for _ in range(1000):
         worth.note_verified(1.0, 2)
         other.note_verified(1.0, 1)
@@ -25,7 +25,7 @@ def test_what_was_better_than_promised_makes_up_for_nothing_later() -> None:
 
 
 def test_a_saved_one_goes_on_as_the_restored_one() -> None:
-    worth, other = Worth(), Worth()
+    worth, other = DraftTrust(), DraftTrust()
     for _ in range(30):
         worth.note_verified(3.0, 2)
     other.restore(*worth.save())
