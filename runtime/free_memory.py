@@ -1,4 +1,4 @@
-"""Memory that this process has freed and malloc keeps: it goes back to the system."""
+"""Returns memory to the system that malloc keeps after it was freed."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""Ends ZeroMQ connections over tcp whose other side is gone without a word."""
+"""Ends ZeroMQ connections over tcp whose peer has vanished without closing them."""
 
 import zmq
 

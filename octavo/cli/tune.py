@@ -70,7 +70,7 @@ def tune(
             max=0.99,
             rich_help_panel=_REQUESTS,
             help="Prompts share a beginning, so that the prefix cache should have this share of their tokens; settings "
-            "that stay below are out.",
+            "that stay below it are rejected.",
         ),
     ] = 0.0,
     max_ttft_ms: Annotated[float | None, _limit("Limit of the 99th percentile of the time to the first token.")] = None,

@@ -46,7 +46,9 @@ def examine(machine: Machine) -> Iterator[Check]:
             yield from check(machine)
         except Exception as error:  # noqa: BLE001 - what is broken here is what this looks for
             found = f"could not be checked: {type(error).__name__}: {error}"
-            yield problem(subject, found, "see what the message names; if it is none of yours, report it")
+            yield problem(
+                subject, found, "mend what the message names; if nothing on this machine is at fault, report it"
+            )
 
 
 def _check_refusal(machine: Machine) -> Iterator[Check]:

@@ -6,7 +6,7 @@ from protos import inference_pb2 as pb
 from router.accepted import Request
 from router.replicas.dispatcher import Dispatcher
 from router.request.outputs import Outputs
-from router.search.stream import SearchStream, Turns
+from router.search.stream import SearchSlices, SearchStream
 from router.security.identity import RateLimits
 from router.streams.choices import Choice, new_choices, refold
 from router.streams.outbox import Outbox, WriteQueue
@@ -26,7 +26,7 @@ class NewStreams:
         self._write_queue = WriteQueue()
         # Large resumes fold a slice each in turn.
         self._refold_turn = asyncio.Lock()
-        self._turns = Turns()
+        self._slices = SearchSlices()
 
     async def fold(
         self, request: Request, tokenizer: Tokenizer, outputs: Outputs
@@ -49,4 +49,4 @@ class NewStreams:
         """choices, backlog: from `fold`. limits: the caller's."""
         outbox = Outbox(self._buffer_bytes, self._write_queue)
         made = (request, choices, backlog, self.dispatcher, self.metrics, outbox, limits)
-        return Stream(*made) if request.beam_search is None else SearchStream(*made, self._turns)
+        return Stream(*made) if request.beam_search is None else SearchStream(*made, self._slices)

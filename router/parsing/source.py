@@ -1,4 +1,4 @@
-"""The text that a parser reads: it waits for more where what has come does not decide.
+"""The text that a parser reads; a parser waits for more where the text so far is ambiguous.
 
 A parser is a generator that reads a Source with the methods below and yields where it waits. What it has read, and what
 it has given out, is then a function of the text so far, however that came in pieces. No character is read twice, so a

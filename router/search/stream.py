@@ -30,7 +30,7 @@ log = logging.getLogger("octavo.router.search")
 _CHUNK_TOKENS = 64
 
 
-class Turns:
+class SearchSlices:
     """Runs the steps of searches, which come together, in slices between which the event loop does other work."""
 
     def __init__(self) -> None:
@@ -64,12 +64,12 @@ class SearchStream(Stream):
         metrics: RouterMetrics,
         outbox: Outbox,
         limits: RateLimits,
-        turns: Turns,
+        slices: SearchSlices,
     ) -> None:
-        """request: with a beam_search. limits: each step counts as a token for each beam. turns: shared by all."""
+        """request: with a beam_search. limits: each step counts as a token for each beam. slices: shared by all."""
         super().__init__(request, choices, backlog, dispatcher, metrics, outbox, limits)
         assert request.beam_search is not None
-        self._turns = turns
+        self._slices = slices
         self._search = new_search(request.beam_search, request.sampling, request.eos_token_ids)
         # The answer for each live beam, as it comes, and the beams of which the replica may send more.
         self._answers: list[Sequence[pb.TokenLogprob]] = [()]
@@ -130,7 +130,7 @@ class SearchStream(Stream):
         self._asked.discard(choice)
         if not self._asked:
             self.placement.rest()
-            self._turns.add(self._go_on)
+            self._slices.add(self._go_on)
 
     def _go_on(self) -> Iterator[None]:
         """Takes a step. An error ends this search, and not the others that wait for their turns."""

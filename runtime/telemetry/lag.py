@@ -1,4 +1,4 @@
-"""Measures how long a thread leaves its queue alone, and logs what held it for more than 100 ms.
+"""Measures how long a thread does not serve its queue, and logs the stack that held it for more than 100 ms.
 
 An event loop is asked by a timer, a thread that polls says itself when it works and when it waits. A sampling thread
 looks at both 20 times a second and logs the stack of one that is held. Together they take 0.4% of a core.

@@ -1,4 +1,4 @@
-"""A rank as people see it who watch a replica."""
+"""A rank's state, for people who watch a replica."""
 
 from dataclasses import dataclass
 

@@ -88,7 +88,7 @@ def serve(
         typer.Option(
             "--text",
             rich_help_panel=_REQUESTS,
-            help="Over HTTP, prompts of random words, not token ids; chats always have such.",
+            help="Over HTTP: send prompts of random words instead of token ids; chats always do.",
         ),
     ] = False,
     vocab_size: Annotated[
@@ -117,7 +117,9 @@ def serve(
     ] = 0.0,
     speed: Annotated[
         float,
-        typer.Option(rich_help_panel=_TIMES, help="How many times as fast as the dataset's times, with rate inf."),
+        typer.Option(
+            rich_help_panel=_TIMES, help="Speeds up the dataset's arrival times by this factor, with rate inf."
+        ),
     ] = 1.0,
     concurrency: Annotated[
         int, typer.Option(min=0, rich_help_panel=_TIMES, help="Most requests in flight at once. 0: no limit.")

@@ -1,4 +1,4 @@
-"""Tells all open consoles, once a second, what each may see. While none is open, it does nothing.
+"""Sends each open console, once a second, the state that it may see. While none is open, it does nothing.
 
 One look at the cluster serves all consoles of a tenant, however many are open, and so do the bytes that tell of it.
 """

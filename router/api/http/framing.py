@@ -1,4 +1,4 @@
-"""Bounds what it costs to take a connection's bytes apart, however its sender cuts them up.
+"""Bounds the cost of parsing a connection's bytes, however its sender splits them.
 
 Each read, TLS record and chunk of a body costs its own work, whatever its size: a body in chunks of one byte took 50
 times the processor time of the same body in one (benchmarks/router/harm/framing.py). So pieces are counted, and a
@@ -48,7 +48,7 @@ class Framing:
             )
 
 
-class Turns:
+class ReadTurns:
     """Bounds the time that the reads of all connections take in one turn of the event loop, and shares it out.
 
     The event loop visits connections in about the same order in each turn, so the last ones would never be read beside
@@ -101,7 +101,7 @@ class CountedSocket(socket.socket):
     """
 
     framing: Framing
-    turns: Turns
+    turns: ReadTurns
     # The round of its last read.
     _round: int
     # Bytes of the TLS record that has begun and not come yet, and its header as far as it has come.
@@ -109,7 +109,7 @@ class CountedSocket(socket.socket):
     _header: bytearray
 
     @classmethod
-    def of(cls, connected: socket.socket, framing: Framing, turns: Turns) -> "CountedSocket":
+    def of(cls, connected: socket.socket, framing: Framing, turns: ReadTurns) -> "CountedSocket":
         """Takes a socket's place."""
         counted = cls(fileno=connected.detach())
         counted.framing, counted.turns, counted._round, counted._header = (

@@ -15,7 +15,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from router.api.http.connection import HEADERS_S, LINGER_S, Connection
-from router.api.http.framing import CountedSocket, Framing, Turns
+from router.api.http.framing import CountedSocket, Framing, ReadTurns
 
 log = logging.getLogger("octavo.router.gateway")
 
@@ -67,7 +67,7 @@ class Listener:
         self._socket, self._config, self._state, self._context = listening, config, state, context
         self._most, self._is_overloaded = most_connections, is_overloaded
         self._loop = asyncio.get_running_loop()
-        self._turns = Turns(self._loop)
+        self._turns = ReadTurns(self._loop)
         # In order of arrival.
         self._places: dict[_Place, None] = {}
         self._pause: asyncio.TimerHandle | None = None

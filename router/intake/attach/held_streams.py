@@ -1,6 +1,4 @@
-"""The streams of this router that live without a reader, or would if theirs left: found by id, bounded in number and
-time.
-"""
+"""The streams of this router that can outlive their reader's connection, by id; bounded in number and time."""
 
 import asyncio
 import contextlib

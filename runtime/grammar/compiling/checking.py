@@ -1,4 +1,4 @@
-"""Brings constraints into their canonical form and compiles them, to see what is wrong with them.
+"""Brings constraints into their canonical form, compiles them, and reports their errors.
 
 `python -m runtime.grammar.compiling.checking DIRECTORY VOCAB_SIZE EOS_TOKEN_IDS SECONDS MIB`, the first three as a
 Vocabulary takes them, ids separated by commas. SECONDS: after so many it ends itself, if nobody has done it.

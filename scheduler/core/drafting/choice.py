@@ -1,4 +1,4 @@
-"""How many drafts each row gets in a step: as many as make the most of the expected tokens a second.
+"""Chooses the number of drafts of each row in a step: those with the most expected tokens a second.
 
 If the drafts of a row are right with probability p each, the i-th one adds p**i to the expected tokens of the step. Of
 all rows' drafts the likeliest are taken first, until another one takes more of the step's time than it is worth: what

@@ -156,7 +156,7 @@ async def test_many_tiny_tls_records_end_their_connection(tls: tuple[TlsFiles, s
 
 
 async def test_records_are_counted_however_reads_cut_them() -> None:
-    turns = framing.Turns(asyncio.get_running_loop())
+    turns = framing.ReadTurns(asyncio.get_running_loop())
     records = b"".join(b"\x17\x03\x03" + size.to_bytes(2) + bytes(size) for size in (0, 1, 7, 300, 0, 0, 16_640))
     for step in (1, 2, 3, 5, 8, 64, 30_000):
         ours, theirs = socket.socketpair()

@@ -10,7 +10,15 @@ import pytest
 
 from router.api.http import framing
 from router.api.http.connection import Connection
-from router.api.http.framing import CROWDED_BYTES, CROWDED_PIECES, READ_BYTES, READS_S, CountedSocket, Framing, Turns
+from router.api.http.framing import (
+    CROWDED_BYTES,
+    CROWDED_PIECES,
+    READ_BYTES,
+    READS_S,
+    CountedSocket,
+    Framing,
+    ReadTurns,
+)
 from tests.support.http_connections import WAIT_S, sent, serving
 
 
@@ -21,7 +29,7 @@ class Loop:
         self._now, self._read_s = 1.0, read_s
         self._later: list[Callable[[], None]] = []
         monkeypatch.setattr(framing.time, "perf_counter", lambda: self._now)
-        self.turns = Turns(self)  # type: ignore[arg-type]
+        self.turns = ReadTurns(self)  # type: ignore[arg-type]
         # The round of each connection's last read, and its number of reads.
         self.rounds: dict[str, int] = {}
         self.reads: dict[str, int] = {}
@@ -93,7 +101,7 @@ def test_new_connections_do_not_keep_old_ones_from_reading(monkeypatch: pytest.M
     [(0, 0, CROWDED_BYTES), (1000, 6000, CROWDED_BYTES), (10, 4000, 400 * CROWDED_PIECES), (2, 131_072, READ_BYTES)],
 )
 def test_a_read_in_a_crowd_takes_so_many_pieces(num_pieces: int, num_bytes: int, expected: int) -> None:
-    class Crowd(Turns):
+    class Crowd(ReadTurns):
         def __init__(self) -> None:
             self._round, self.is_crowded = 1, True
 
