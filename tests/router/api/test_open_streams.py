@@ -67,14 +67,14 @@ async def test_a_connection_has_no_more_watches_than_are_free() -> None:
                     break
 
 
-async def test_a_reflection_stream_has_so_many_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reflection_stream_has_so_many_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_streams, "MOST_MESSAGES", 3)
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
     async with asyncio.timeout(_WAIT_S), serving(4) as addresses, grpc.aio.insecure_channel(addresses[0]) as channel:
         stub = _stub(reflection_pb2_grpc.ServerReflectionStub, channel)
         answers = [answer async for answer in stub.ServerReflectionInfo(iter([asked] * 3))]
         assert len(answers) == 3
-        with pytest.raises(grpc.aio.AioRpcError, match="more than 3 questions") as refused:
+        with pytest.raises(grpc.aio.AioRpcError, match="more than 3 messages") as refused:
             async for _ in stub.ServerReflectionInfo(iter([asked] * 4)):
                 pass
         assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
