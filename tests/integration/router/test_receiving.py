@@ -99,7 +99,7 @@ async def test_calls_whose_message_does_not_come_make_way_for_others() -> None:
             assert answer.text
             for call, end in zip(silent, ends, strict=True):
                 if end.done():
-                    assert "RESOURCE_EXHAUSTED: as many calls as may wait" in end.result()
+                    assert "RESOURCE_EXHAUSTED: too many calls wait" in end.result()
                     assert "grpc-retry-pushback-ms" in dict(await call.trailing_metadata())
                 call.cancel()
             await asyncio.wait(ends)
