@@ -34,7 +34,7 @@ from router.errors import InvalidRequest, RequestError, status_of
 from router.intake.intake import Intake
 from router.replicas.replica_set import ReplicaSet
 from router.request.values import check_model_name
-from router.security.held import release
+from router.security.message_memory import release
 from router.streams.outbox import bounded_write
 from router.streams.stream import Stream
 from router.telemetry.call_context import log_fields
