@@ -15,6 +15,7 @@ from kernels.sampling import TokenMasks
 from protos import inference_pb2, step_pb2
 from runtime.wire import PROTOCOL_VERSION, heartbeat_endpoint, octavo_version
 from tests.fakes.fake_model import VOCAB_SIZE, fake_config
+from worker.cpu.executor import CpuExecutor
 from worker.cpu.runner import Runner
 from worker.cpu.threaded_runner import ThreadedRunner
 from worker.layers.kv_cache import KVCache
@@ -30,8 +31,8 @@ from worker.step.rows import Rows
 _NUM_BLOCKS, _MAX_MODEL_LEN = 256, 256
 
 
-class SlowStage:
-    """A worker.cpu.executor.CpuModel whose steps take `seconds` each. It records when they began and ended. Its output
+class SlowStage(CpuExecutor):
+    """An executor whose steps take `seconds` each. It records when they began and ended. Its output
     tokens are positions."""
 
     backend = torch_backend(torch.float32)

@@ -5,7 +5,6 @@ Legend: T tokens of the step, S tokens whose logits are wanted, E hidden size, V
 
 from collections.abc import Callable, Collection
 from operator import is_
-from typing import Protocol
 
 import torch
 
@@ -65,48 +64,8 @@ class Replay:
         self._recording, self._memory = recording, memory
 
 
-class CpuModel(Protocol):
-    """A model that computes steps on a CPU: what worker.cpu.runner needs."""
-
-    # Its native kernels also sample tokens.
-    backend: Backend
-    groups: Groups
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
-        """Returns the hidden states [T, E] of the batch's tokens, and writes their KV."""
-        ...
-
-    def incoming(self, num_tokens: int) -> torch.Tensor:
-        """Returns the buffer, float32 [T, E], from which the next step of num_tokens reads the hidden states of the
-        stage before; for stages after the first."""
-        ...
-
-    def logits(self, hidden_SE: torch.Tensor) -> torch.Tensor:
-        """Returns float32 logits [S, V] of the given tokens; the caller may change the tensor."""
-        ...
-
-    def wanted(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
-        """Replaces `forward`: returns the hidden states [L, E] of the batch's logit_indices alone."""
-        ...
-
-    def greedy(self, batch: InputBatch, kv_cache: KVCache) -> tuple[torch.Tensor, torch.Tensor]:
-        """Replaces `forward`: returns the likeliest token (int64 [L]) and its logit (float32 [L]) after each of the
-        batch's logit_indices, as kernels.sampling.greedy would choose from `logits`."""
-        ...
-
-    def masked_greedy(
-        self, batch: InputBatch, kv_cache: KVCache, masks: Callable[[], TokenMasks]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Like `greedy`, of the tokens that masks leave; see PackedLinear.masked_argmax. masks: called after the
-        forward pass. Only where this rank has the whole vocabulary."""
-        ...
-
-
 class CpuExecutor:
-    """The CpuModel of a decoder."""
+    """Computes a model's steps. Its backend's native kernels also sample tokens."""
 
     def __init__(
         self,
@@ -176,7 +135,8 @@ class CpuExecutor:
     def masked_greedy(
         self, batch: InputBatch, kv_cache: KVCache, masks: Callable[[], TokenMasks]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See CpuModel."""
+        """Like `greedy`, of the tokens that masks leave; see PackedLinear.masked_argmax. masks: called after the
+        forward pass. Only where this rank has the whole vocabulary."""
         assert self.groups.tensor.size == 1
         hidden_LE = self.wanted(batch, kv_cache)
         return self.model.head.masked_argmax(hidden_LE, masks())

@@ -13,7 +13,7 @@ from kernels.kv_cache.swap import block_copy
 from kernels.native.library import NativeKernels
 from kernels.step_inputs.native import DecodeRowsStruct, DecodesStruct, SampledTokensStruct
 from protos import inference_pb2, step_pb2
-from worker.cpu.executor import CpuModel
+from worker.cpu.executor import CpuExecutor
 from worker.cpu.stage_traffic import ExpectedStep, StageTraffic
 from worker.encoders.items import Items, check_no_items
 from worker.errors import PlanError
@@ -226,7 +226,7 @@ class Runner:
 
     def __init__(
         self,
-        model: CpuModel,
+        model: CpuExecutor,
         kv_cache: KVCache,
         rows: Rows,
         model_info: inference_pb2.ModelInfo,

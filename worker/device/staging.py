@@ -6,8 +6,9 @@ them. `Part`s follow; only launches outside of graphs read them.
 Shape suffixes: R rows at most, T tokens at most, L scored positions at most.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -80,10 +81,6 @@ class Part:
         self.tensor: torch.Tensor
 
 
-class Waitable(Protocol):
-    def wait(self) -> object: ...
-
-
 class StepSlot:
     """Host memory of one step in flight."""
 
@@ -95,14 +92,14 @@ class StepSlot:
         self._outputs = device.pinned(1 << 12)
         self._parts: list[Part] = []
         self._part_bytes = 0
-        # The step that uses this memory.
-        self.pending: Waitable | None = None
+        # Waits for the step that uses this memory.
+        self.wait: Callable[[], object] | None = None
 
     def clear(self) -> None:
         """Waits for the step that uses the slot; that step keeps a copy of its results."""
-        if self.pending is not None:
-            self.pending.wait()
-        self.pending = None
+        if self.wait is not None:
+            self.wait()
+        self.wait = None
         self._parts, self._part_bytes = [], 0
 
     def add(self, array: np.ndarray) -> Part:

@@ -1,12 +1,12 @@
 """The interface of encoders: what makes embeddings of images and videos for a language model."""
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 
 from configs.groups.media import ItemLimits
-from protos.inference_pb2 import ItemData
+from protos.inference_pb2 import ITEM_KIND_IMAGE, ItemData, ItemKind
 from runtime.media.recipes.recipe import ItemSize, Recipe
 from worker.parallel.groups import Alone, Group
 
@@ -15,16 +15,22 @@ class ItemError(ValueError):
     """An item's files can't be decoded; the message is for the client."""
 
 
-class Prepared(Protocol):
-    """An encoder's input: pixels of one item."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pixels:
+    """An encoder's input: an item's frames after they were resized. They become numbers of the tower's dtype piece by
+    piece, on the tower's device: as float32 patches they would take 4 to 8 times the memory."""
 
-    @property
-    def num_embeddings(self) -> int: ...
+    # uint8, [F, height, width, 3].
+    frames: torch.Tensor
+    num_embeddings: int
+    kind: ItemKind = ITEM_KIND_IMAGE
+    # Embeddings along time, height and width, if they form a grid.
+    grid: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def num_bytes(self) -> int:
         """Bytes that it holds until the item is encoded."""
-        ...
+        return self.frames.nbytes
 
 
 class Encoder(ABC):
@@ -41,11 +47,11 @@ class Encoder(ABC):
     group: Group = Alone()
 
     @abstractmethod
-    def prepare(self, data: ItemData) -> Prepared:
+    def prepare(self, data: ItemData) -> Pixels:
         """Decodes an item's files and makes the encoder's input of them. Safe on any thread. Raises ItemError."""
 
     @abstractmethod
-    def encode(self, prepared: Prepared) -> torch.Tensor:
+    def encode(self, prepared: Pixels) -> torch.Tensor:
         """Returns float32 [num_embeddings, hidden_size]. Called on the step's thread, in no ForwardContext."""
 
     @abstractmethod
@@ -59,6 +65,6 @@ class Encoder(ABC):
         tokens; if none has so few, the smallest one. None: the limits allow no item."""
 
     @abstractmethod
-    def dummy(self, size: ItemSize) -> Prepared:
+    def dummy(self, size: ItemSize) -> Pixels:
         """Returns an input of that size, without files, to measure memory with. Raises ValueError for sizes that the
         recipe refuses."""

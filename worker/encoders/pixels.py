@@ -6,14 +6,13 @@ Legend: F frames, C colours.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from protos.inference_pb2 import ITEM_KIND_IMAGE, ITEM_KIND_VIDEO, ItemData, ItemKind
+from protos.inference_pb2 import ITEM_KIND_IMAGE, ITEM_KIND_VIDEO, ItemData
 from runtime.media.headers import ImageHeader, open_image, read_header
 from worker.encoders.encoder import ItemError
 
@@ -31,23 +30,6 @@ _TURNS = {
 _MOST_PIXELS = 1 << 28
 # The side of the squares in which transparent pixels are put on white.
 _SIDE, _WHITE = 1024, (255, 255, 255, 255)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pixels:
-    """A Prepared: an item's frames after they were resized. They become numbers of the tower's dtype piece by piece, on
-    the tower's device: as float32 patches they would take 4 to 8 times the memory."""
-
-    # uint8, [F, height, width, 3].
-    frames: torch.Tensor
-    num_embeddings: int
-    kind: ItemKind = ITEM_KIND_IMAGE
-    # Embeddings along time, height and width, if they form a grid.
-    grid: tuple[int, int, int] = (0, 0, 0)
-
-    @property
-    def num_bytes(self) -> int:
-        return self.frames.nbytes
 
 
 class Frames:

@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from protos import step_pb2
 from protos.inference_pb2 import ItemData
-from worker.encoders.encoder import Encoder, ItemError, Prepared
+from worker.encoders.encoder import Encoder, ItemError, Pixels
 from worker.errors import PlanError
 
 _log = logging.getLogger("octavo.worker")
@@ -21,7 +21,7 @@ _log = logging.getLogger("octavo.worker")
 class _Item:
     message: step_pb2.ItemToEncode
     # None: not made yet, or dropped to save memory.
-    prepared: Prepared | None = None
+    prepared: Pixels | None = None
     is_ready: bool = False
 
 
@@ -66,7 +66,7 @@ class Preparations:
             self._done.clear()
         return done
 
-    def input_of(self, number: int) -> Prepared:
+    def input_of(self, number: int) -> Pixels:
         """Returns an item's input. Raises PlanError if the item is not prepared."""
         with self._lock:
             item = next(iter(self._items.get(number, ())), None)
@@ -125,7 +125,7 @@ class Preparations:
     def _is_live(self, item: _Item) -> bool:
         return any(each is item for each in self._items.get(item.message.number, ()))
 
-    def _keep(self, item: _Item, prepared: Prepared) -> None:
+    def _keep(self, item: _Item, prepared: Pixels) -> None:
         item.prepared = prepared
         self._with_input[id(item)] = item
         while len(self._with_input) > 1 and self._num_bytes() > self._most_bytes:
@@ -135,7 +135,7 @@ class Preparations:
     def _num_bytes(self) -> int:
         return sum(item.prepared.num_bytes for item in self._with_input.values() if item.prepared is not None)
 
-    def _prepare(self, message: step_pb2.ItemToEncode) -> Prepared:
+    def _prepare(self, message: step_pb2.ItemToEncode) -> Pixels:
         try:
             data = ItemData.FromString(message.data)
         except DecodeError:

@@ -3,7 +3,7 @@
 Legend: N patches, E width, H heads, D head size, F intermediate size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from kernels.attention.packed import PackedAttention
 from kernels.backend import Backend
 from kernels.linear import PackedLinear
-from kernels.linear.weights import PackedWeight, Weight
+from kernels.linear.weights import Weight
 from kernels.shard import WHOLE
 from worker.layers.linear import linear_shapes, load_linear
 from worker.layers.norm import Norm
 from worker.parallel.groups import Alone, Group
-from worker.weights.reader import Shape, WeightReader
+from worker.weights.reader import AdaptedReader, Shape, WeightReader
 
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
@@ -80,34 +80,16 @@ def undivided(backend: Backend) -> Backend:
     return replace(backend, shard=WHOLE)
 
 
-class FloatsReader:
-    """A WeightReader of layers that stay floats where the language model's are quantized: towers are small beside it,
-    and their errors would enter every layer of it."""
-
-    def __init__(self, reader: WeightReader) -> None:
-        self._reader = reader
-
-    def __call__(self, name: str) -> torch.Tensor:
-        return self._reader(name)
-
-    def float32(self, name: str) -> torch.Tensor:
-        return self._reader.float32(name)
+class FloatsReader(AdaptedReader):
+    """Reads layers as floats where the language model's are quantized: towers are small beside it, and their errors
+    would enter every layer of it."""
 
     def weight(self, name: str, outputs: slice | None = None, inputs: slice | None = None) -> Weight:
-        weight_OI = self._reader(name)[outputs or slice(None)]
+        weight_OI = self(name)[outputs or slice(None)]
         return weight_OI if inputs is None else weight_OI[:, inputs].contiguous()
 
     def head_weight(self, name: str, outputs: slice | None = None) -> Weight:
         return self.weight(name, outputs)
-
-    def kv_scale(self, attention: str) -> tuple[float, float] | None:
-        return self._reader.kv_scale(attention)
-
-    def packed(self, names: Sequence[str]) -> PackedWeight | None:
-        return self._reader.packed(names)
-
-    def keep(self, names: Sequence[str], packed: PackedWeight) -> None:
-        self._reader.keep(names, packed)
 
 
 class Ranks:

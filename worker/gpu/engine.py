@@ -13,7 +13,7 @@ from kernels.linear.residual import Residual
 from kernels.step_inputs.triton import expand
 from worker.device.device import Device
 from worker.device.staging import Staging, StepLayout, device_memory
-from worker.gpu.executor import GpuModel, StepGraphs, StepLogits
+from worker.gpu.executor import GpuExecutor, StepGraphs, StepLogits
 from worker.gpu.inputs import MixedStep, fill_decodes, fill_rows, fill_shifts, stage_mixed, with_items
 from worker.gpu.pending import AskedLogprobs, DeviceRows, PendingStep, ResultLayout
 from worker.gpu.sampler import LogitsSlice, Sampler, ScoredPositions, StepSampling
@@ -38,7 +38,7 @@ class GpuEngine:
 
     def __init__(
         self,
-        model: GpuModel,
+        model: GpuExecutor,
         kv_cache: KVCache,
         device: Device,
         *,
@@ -176,7 +176,7 @@ class GpuEngine:
         received = slot.receive(results)
         ended.record()
         pending = PendingStep(began, ended, layout, received)
-        slot.pending = pending
+        slot.wait = pending.wait
         return pending
 
     def _size_of_decodes(self, inputs: StepInputs) -> int | None:

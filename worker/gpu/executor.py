@@ -3,14 +3,15 @@
 Legend: T tokens of the step, S tokens whose logits are wanted, E hidden size, V vocabulary, P a rank's part of it.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
-from kernels.backend import Backend
 from kernels.linear.residual import Residual
+from worker.device.device import Device, Graph
 from worker.layers.attention_plans import GpuAttentionPlans
-from worker.layers.forward_context import EmbeddedInputs, ForwardContext, Pieces, Workspace, call, forward_context
+from worker.layers.forward_context import Attend, EmbeddedInputs, ForwardContext, Workspace, call, forward_context
 from worker.layers.kv_cache import KVCache
 from worker.models.decoder import Model
 from worker.parallel.groups import Groups
@@ -18,36 +19,8 @@ from worker.sampling.filters import SamplingKind
 from worker.step.batch import GpuBatch, InputBatch
 
 
-class GpuModel(Protocol):
-    """A model that computes steps on a GPU: what worker.gpu needs."""
-
-    backend: Backend
-    # The ranks that it computes with.
-    groups: Groups
-
-    def reserve(self, *, max_tokens: int, max_rows: int, max_context: int, most_queries: int = 1) -> None:
-        """Reserves all memory of a step at fixed addresses. Call it once, before anything else. most_queries: of a row
-        that decodes, 1 and its drafts."""
-        ...
-
-    def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Residual:
-        """Returns the residual stream of the batch's T tokens, in memory that the next call reuses; writes their KV.
-        pieces: graphs of the work between attentions."""
-        ...
-
-    def logits(self, hidden: Residual, /, out: torch.Tensor) -> torch.Tensor:
-        """Writes logits [S, V] of the compute dtype to `out`, and returns it."""
-        ...
-
-    # Only if ranks share the vocabulary.
-    def write_part_of_logits(self, hidden: Residual, /, out_SP: torch.Tensor) -> None: ...
-    def gather_logits(self, part_SP: torch.Tensor, /, out_SV: torch.Tensor) -> None: ...
-    def likeliest(self, part_SP: torch.Tensor, /) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the likeliest tokens of the whole vocabulary, int64 ids [S], and their float32 logits [S]; see
-        kernels.sampling.triton.greedy."""
-        ...
-
-
+# Of one class, worker.gpu.graphs.CapturedGraphs, which captures an engine's bodies and so imports it; the engine runs
+# the graphs.
 class StepGraphs(Protocol):
     """Graphs of the engine's bodies. If there is a graph for a step, the engine pads the step to the graph's size."""
 
@@ -83,8 +56,33 @@ class StepGraphs(Protocol):
         ...
 
 
+class PiecewiseGraph:
+    """Graphs of a model's forward pass of one size, which is cut at each attention.
+
+    Attention depends on a step's rows, so Python launches it in each step, under the step's own ForwardContext. All
+    else depends on the number of tokens alone. Tensors between a piece and attention are in the model's workspace, at
+    fixed addresses. Other memory of a piece is in the graphs' pool, and the next piece may reuse it: pieces always run
+    in the order in which they were captured.
+    """
+
+    def __init__(self, device: Device, pool: object) -> None:
+        self._device, self._pool = device, pool
+        self._graph: Graph | None = None
+
+    def run(self, body: Callable[[], object]) -> None:
+        """Captures `body` in the first call, without useful results; later calls replay it."""
+        if self._graph is None:
+            self._graph = self._device.capture_pieces(body, self._pool)
+        else:
+            self._graph.replay()
+
+    def between_graphs(self, attend: Attend) -> torch.Tensor:
+        """See ForwardContext.between_graphs."""
+        return self._device.between_graphs(attend)
+
+
 class GpuExecutor:
-    """The GpuModel of a decoder."""
+    """Computes a model's steps: one engine's, or a draft model's."""
 
     def __init__(self, model: Model, groups: Groups | None = None) -> None:
         self.model, self.backend = model, model.backend
@@ -105,7 +103,7 @@ class GpuExecutor:
             most_queries=most_queries,
         )
 
-    def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Residual:
+    def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: PiecewiseGraph | None = None) -> Residual:
         """Computes the batch's tokens and writes their KV. Returns the residual stream after the last layer, [T, E], in
         memory that the next call reuses. pieces: graphs of the work between attentions."""
         assert self._plans is not None, "memory is reserved first"
@@ -167,7 +165,9 @@ class GpuDraftExecutor:
 
     The host waits for each pass. Passes follow the model's steps on the device's one stream."""
 
-    def __init__(self, model: GpuModel, *, vocab_size: int, max_tokens: int, max_rows: int, max_context: int) -> None:
+    def __init__(
+        self, model: GpuExecutor, *, vocab_size: int, max_tokens: int, max_rows: int, max_context: int
+    ) -> None:
         self._model, self.backend, self._vocab_size = model, model.backend, vocab_size
         model.reserve(max_tokens=max_tokens, max_rows=max_rows, max_context=max_context)
 
@@ -212,7 +212,7 @@ class StepLogits:
     """Logits in memory at fixed addresses, where graphs that choose tokens read them: whole, or this rank's part (the
     last rank's may be smaller), gathered from all ranks only if a step needs it."""
 
-    def __init__(self, model: GpuModel, num_positions: int, vocab_size: int) -> None:
+    def __init__(self, model: GpuExecutor, num_positions: int, vocab_size: int) -> None:
         """num_positions: positions whose logits exist at once."""
         backend = model.backend
         self._model, self.are_divided = model, backend.shard.size > 1

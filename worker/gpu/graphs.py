@@ -14,7 +14,7 @@ import torch
 from kernels.linear.residual import Residual
 from worker.device.device import Device, Graph
 from worker.gpu.engine import GpuEngine, most_logits
-from worker.gpu.executor import GpuModel
+from worker.gpu.executor import GpuExecutor, PiecewiseGraph
 from worker.layers.kv_cache import KVCache
 from worker.sampling.filters import SamplingKind
 from worker.step.batch import GpuBatch
@@ -132,32 +132,8 @@ def _defaults(most: int, sizes: tuple[int, ...] = _DEFAULTS) -> tuple[int, ...]:
     return (*(size for size in sizes if size < most), most)
 
 
-class PiecewiseGraph:
-    """The worker.layers.forward_context.Pieces of one size, for a model's forward.
-
-    Attention depends on a step's rows, so Python launches it in each step, under the step's own ForwardContext. All
-    else depends on the number of tokens alone. Tensors between a piece and attention are in the model's workspace, at
-    fixed addresses. Other memory of a piece is in the graphs' pool, and the next piece may reuse it: pieces always run
-    in the order in which they were captured.
-    """
-
-    def __init__(self, device: Device, pool: object) -> None:
-        self._device, self._pool = device, pool
-        self._graph: Graph | None = None
-
-    def run(self, body: Callable[[], object]) -> None:
-        """Captures `body` in the first call, without useful results; later calls replay it."""
-        if self._graph is None:
-            self._graph = self._device.capture_pieces(body, self._pool)
-        else:
-            self._graph.replay()
-
-    def between_graphs(self, attend: Callable[[], torch.Tensor]) -> torch.Tensor:
-        return self._device.between_graphs(attend)
-
-
 class CapturedGraphs:
-    """The worker.gpu.executor.StepGraphs of an engine.
+    """The StepGraphs of an engine.
 
     A decode-only step runs as two graphs: the forward pass with its inputs and logits, and the choice of tokens, with
     one graph per SamplingKind. Steps with drafts have such graphs of their own, by their number of tokens, for any
@@ -168,7 +144,7 @@ class CapturedGraphs:
     def __init__(
         self,
         engine: GpuEngine,
-        model: GpuModel,
+        model: GpuExecutor,
         kv_cache: KVCache,
         device: Device,
         sizes: GraphSizes,
@@ -280,7 +256,7 @@ class CapturedGraphs:
 
 
 def graph_memory_estimate(
-    engine: GpuEngine, model: GpuModel, kv_cache: KVCache, device: Device, sizes: GraphSizes
+    engine: GpuEngine, model: GpuExecutor, kv_cache: KVCache, device: Device, sizes: GraphSizes
 ) -> int:
     """Estimates the bytes that graphs of these sizes will take. Captures the two largest of each kind, and
     assumes that all others cost as much as the second: they, too, reuse the first one's memory. The captured graphs are

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from worker.device.device import Device
 from worker.gpu.engine import GpuEngine
-from worker.gpu.executor import GpuModel, StepGraphs
+from worker.gpu.executor import GpuExecutor, StepGraphs
 from worker.parallel.groups import Groups
 
 # Between polls for the end of a step that waits for all ranks.
@@ -22,7 +22,7 @@ class GpuRanks:
     def __init__(
         self,
         device: Device,
-        model: GpuModel,
+        model: GpuExecutor,
         engine: GpuEngine,
         capture: Callable[[Callable[[], None]], StepGraphs | None],
         without_others: Groups,

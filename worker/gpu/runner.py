@@ -9,10 +9,10 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 import numpy as np
 
 from protos import inference_pb2, step_pb2
-from worker.device.device import Device, Event, InterpretedDevice
+from worker.device.device import Device, InterpretedDevice
 from worker.encoders.items import Items, check_no_items
 from worker.errors import PlanError
-from worker.gpu.pending import StepWaiter
+from worker.gpu.pending import PendingStep, StepWaiter
 from worker.gpu.ranks import GpuRanks
 from worker.gpu.swap import GpuSwapSpace
 from worker.models.drafting.drafter import Drafter
@@ -42,20 +42,10 @@ def _on_stream(
     return on_stream
 
 
-class EngineStep(Protocol):
-    """The part of `worker.gpu.pending.PendingStep` that the runner needs."""
-
-    @property
-    def event(self) -> Event: ...
-    @property
-    def is_done(self) -> bool: ...
-    def wait(self) -> StepOutputs: ...
-
-
 class Engine(Protocol):
-    """The part of `worker.gpu.engine.GpuEngine` that the runner needs."""
+    """worker.gpu.engine.GpuEngine, or worker.gpu.build.GuardedEngine around it."""
 
-    def begin(self, inputs: StepInputs) -> EngineStep: ...
+    def begin(self, inputs: StepInputs) -> PendingStep: ...
     def reset(self) -> None: ...
 
 
@@ -365,7 +355,7 @@ class GpuResult:
     __slots__ = ("_runner", "engine_step", "step", "wanted")
 
     def __init__(
-        self, runner: GpuRunner, step: BegunStep, engine_step: EngineStep, wanted: Sequence[tuple[int, int, int]] = ()
+        self, runner: GpuRunner, step: BegunStep, engine_step: PendingStep, wanted: Sequence[tuple[int, int, int]] = ()
     ) -> None:
         """wanted: rows that should get drafts, their sequences, and the most drafts of each."""
         self._runner, self.step, self.engine_step, self.wanted = runner, step, engine_step, wanted

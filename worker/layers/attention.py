@@ -15,11 +15,11 @@ from kernels.elementwise.silu_mul import multiply_by_sigmoid_
 from kernels.kv_cache.layout import KVScales
 from kernels.kv_cache.write import RopeCacheWrite
 from kernels.linear import PackedLinear, Stream
-from worker.layers.forward_context import WantedRows, Workspace, current
+from worker.layers.forward_context import Workspace, current
 from worker.layers.kv_cache import LocalHeads
 from worker.layers.linear import linear_shapes, load_linear
 from worker.layers.norm import Norm
-from worker.layers.residual import AddedNorm, add_sum_of_ranks_, unnormed
+from worker.layers.residual import InputNorm, Layer, LayerInput, LayerOutput, nothing, stream_for
 from worker.model_config import ModelConfig
 from worker.weights.reader import Shape, WeightReader
 
@@ -89,28 +89,24 @@ class ProjectionNorm:
         x_TN.copy_(normed_TN[:, self._own])
 
 
-class Attention:
-    """One layer's attention. prefix, norm: names of its tensors, such as model.layers.3.self_attn and
-    model.layers.3.input_layernorm; norm is None if there is none before attention. added_norm: applied to the result
-    before it is added."""
+class Attention(Layer):
+    """One layer's attention. prefix: of its tensors, such as model.layers.3.self_attn. norm: the one that its input
+    comes from; None: there is none before attention."""
 
     def __init__(
         self,
         config: ModelConfig,
         layer: int,
         prefix: str,
-        norm: str | None,
+        norm: InputNorm | None,
         reader: WeightReader,
         backend: Backend,
-        *,
-        added_norm: AddedNorm | None = None,
     ) -> None:
-        self._layer, self._added_norm = layer, added_norm
-        self._has_norm, self._dtype, self._kernels = norm is not None, backend.compute_dtype, backend.native
+        self._layer, self._norm, self._kernels = layer, norm, backend.native
         self._span, self._rope = config.attention_span_of(layer), config.rope_of(layer)
         self._scale, self.softcap = config.attention_scale, config.attention_soft_cap
         self._has_temperature = config.has_temperature(layer)
-        eps = config.rms_norm_eps
+        eps, norm_name = config.rms_norm_eps, None if norm is None else norm.name
 
         def heads(name: str, rows: torch.Tensor) -> torch.Tensor:
             if config.attention_gate and name.endswith("q_proj"):
@@ -131,7 +127,7 @@ class Attention:
                 [f"{prefix}.q_proj"],
                 bias=config.qkv_bias,
                 backend=backend,
-                norm=norm,
+                norm=norm_name,
                 eps=eps,
                 reorder=lambda name, rows: _halves(rows, config.head_size)[1],
                 outputs=lambda name: both,
@@ -141,7 +137,7 @@ class Attention:
             [*names],
             bias=config.qkv_bias,
             backend=backend,
-            norm=norm,
+            norm=norm_name,
             eps=eps,
             reorder=heads,
             outputs=names.__getitem__,
@@ -202,34 +198,26 @@ class Attention:
     def weight_bytes(self) -> int:
         return sum(linear.num_bytes for linear in (self._qkv, self._o, self._gate) if linear is not None)
 
-    def add_to_(self, x_TE: Stream, inputs_TI: torch.Tensor | None = None) -> None:
-        """Adds attention over the residual stream to the stream, in place, and writes the tokens' KV to the cache.
-        inputs_TI: what q, k and v are projected from instead, as it is; for layers without a norm."""
-        if not len(x_TE):
-            return
-        context = current()
-        assert inputs_TI is None or not self._has_norm
-        inputs = x_TE if self._has_norm else unnormed(x_TE, self._dtype) if inputs_TI is None else inputs_TI
-        q_THD = self._queries(inputs, len(x_TE))
+    def __call__(self, h: LayerInput, /) -> LayerOutput:
+        """Returns attention over the input, and writes the tokens' KV to the cache."""
+        wanted = None if isinstance(h, torch.Tensor) else h.wanted
+        if not len(h):
+            return nothing(wanted)
+        context, num_tokens = current(), len(h)
+        inputs = stream_for(h, self._norm)
+        q_THD = self._queries(inputs, num_tokens)
+        if wanted is not None:
+            assert self._gate is None, "gates are computed for all tokens"
+            wanted.go_on()
+            if not len(wanted):
+                return nothing(wanted)
         o_TF = context.between_graphs(partial(self._attend, q_THD)).flatten(1)
+        if wanted is not None:
+            o_TF = wanted.of("wanted heads", o_TF, context.workspace.take)
         if self._gate is not None:
-            gates_TF = self._gate(inputs, out=context.workspace.take("gates", len(x_TE), self._gate.num_outputs))
+            gates_TF = self._gate(inputs, out=context.workspace.take("gates", num_tokens, self._gate.num_outputs))
             multiply_by_sigmoid_(o_TF, gates_TF, self._kernels)
-        self._project_(x_TE, o_TF)
-
-    def add_wanted_to_(self, x_TE: torch.Tensor, wanted: WantedRows) -> torch.Tensor:
-        """Like add_to_, on a CPU, for the wanted tokens alone, whose stream it returns, in other memory. Writes the KV
-        of all. Not for models that gate attention."""
-        assert self._gate is None
-        take = current().workspace.take
-        q_THD = self._queries(x_TE if self._has_norm else unnormed(x_TE, self._dtype), len(x_TE))
-        wanted.go_on()
-        if not len(wanted):
-            return x_TE[:0]
-        o_TF = self._attend(q_THD).flatten(1)
-        x_LE, o_LF = wanted.of("wanted stream", x_TE, take), wanted.of("wanted heads", o_TF, take)
-        self._project_(x_LE, o_LF)
-        return x_LE
+        return LayerOutput(lambda into_TE: self._o.add_to_(into_TE, o_TF), wanted=wanted)
 
     def _queries(self, inputs: Stream, num_tokens: int) -> torch.Tensor:
         """Projects q, k and v, and writes the tokens' KV. Returns q_THD."""
@@ -243,10 +231,6 @@ class Attention:
             assert context.query_temperature_T is not None
             heat_(q_THD, context.query_temperature_T)
         return q_THD
-
-    def _project_(self, x_TE: Stream, o_TF: torch.Tensor) -> None:
-        """Adds the output projection to the stream, in place."""
-        add_sum_of_ranks_(x_TE, lambda part_TE: self._o.add_to_(part_TE, o_TF), self._added_norm)
 
     def _attend(self, q_THD: torch.Tensor) -> torch.Tensor:
         context = current()

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -176,6 +175,8 @@ class WantedRows:
 
     def of(self, name: str, x_TN: torch.Tensor, take: Take) -> torch.Tensor:
         """Returns a copy of the wanted tokens' rows, float32 [L, N]. name: of its buffer in the workspace."""
+        if not len(self):
+            return x_TN[:0]
         out_LN = take(name, len(self), x_TN.shape[1], dtype=torch.float32)
         # A gather: a call to a kernel, so that a recorded step gathers, too.
         return embedding(torch.from_numpy(self._places[: len(self)]), x_TN, self._kernels, out=out_LN)
@@ -190,18 +191,6 @@ def call(attend: Attend) -> torch.Tensor:
 
 
 _NOBODY_ELSE = Groups()
-
-
-class Pieces(Protocol):
-    """Graphs of a forward pass that is cut at each attention."""
-
-    def run(self, body: Callable[[], object]) -> None:
-        """Runs `body`, or replays what it did when it was captured."""
-        ...
-
-    def between_graphs(self, attend: Attend) -> torch.Tensor:
-        """Runs `attend` outside any graph; called by `body`, see `ForwardContext.between_graphs`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

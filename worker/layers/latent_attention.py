@@ -15,12 +15,11 @@ import torch
 from kernels.backend import Backend
 from kernels.elementwise.rope import interleave_rope_pairs
 from kernels.kv_cache.latent_write import RopeLatentWrite
-from kernels.linear import Stream
 from worker.layers.attention import kv_scales_of
 from worker.layers.forward_context import current
 from worker.layers.linear import HeadLinears, linear_shapes, load_linear
 from worker.layers.norm import Norm
-from worker.layers.residual import add_sum_of_ranks_
+from worker.layers.residual import InputNorm, Layer, LayerInput, LayerOutput, nothing, stream_for
 from worker.model_config import AttentionSpan, LatentConfig, ModelConfig
 from worker.weights.reader import Shape, WeightReader
 
@@ -28,16 +27,16 @@ from worker.weights.reader import Shape, WeightReader
 _EPS = 1e-6
 
 
-class LatentAttention:
-    """One layer's attention. prefix, norm: names of its tensors, such as model.layers.3.self_attn and
-    model.layers.3.input_layernorm. Each rank has a part of the heads, and all of the projections that give latents."""
+class LatentAttention(Layer):
+    """One layer's attention. prefix: of its tensors, such as model.layers.3.self_attn. norm: the one that its input
+    comes from. Each rank has a part of the heads, and all of the projections that give latents."""
 
     def __init__(
-        self, config: ModelConfig, layer: int, prefix: str, norm: str, reader: WeightReader, backend: Backend
+        self, config: ModelConfig, layer: int, prefix: str, norm: InputNorm, reader: WeightReader, backend: Backend
     ) -> None:
         latent = config.latent
         assert latent is not None
-        self._layer, self._latent = layer, latent
+        self._layer, self._latent, self._norm = layer, latent, norm
         heads = backend.shard.of(config.num_heads, "num_attention_heads")
         self._num_heads = heads.stop - heads.start
         queries = slice(heads.start * latent.head_size, heads.stop * latent.head_size)
@@ -51,7 +50,7 @@ class LatentAttention:
             [*parts],
             bias=False,
             backend=backend,
-            norm=norm,
+            norm=norm.name,
             eps=config.rms_norm_eps,
             reorder=ordered,
             outputs=parts.__getitem__,
@@ -105,13 +104,13 @@ class LatentAttention:
         linears = (self._first, self._query, self._absorbed_keys, self._values, self._o)
         return sum(linear.num_bytes for linear in linears if linear is not None)
 
-    def add_to_(self, x_TE: Stream) -> None:
-        """Adds attention over the residual stream to the stream, in place, and writes the tokens' latents."""
-        context, latent, num_tokens = current(), self._latent, len(x_TE)
+    def __call__(self, h: LayerInput, /) -> LayerOutput:
+        """Returns attention over the input, and writes the tokens' latents to the cache."""
+        context, latent, num_tokens = current(), self._latent, len(h)
         if not num_tokens:
-            return
-        take = context.workspace.take
-        first_TF = self._first(x_TE, out=take("latents", num_tokens, self._first.num_outputs))
+            return nothing()
+        take, inputs = context.workspace.take, stream_for(h, self._norm)
+        first_TF = self._first(inputs, out=take("latents", num_tokens, self._first.num_outputs))
         latent_TL, k_TR = first_TF[:, -latent.entry_size :].split([latent.latent_size, latent.rope_size], dim=1)
         latent_TL = self._latent_norm(latent_TL, out=take("normed latents", num_tokens, latent.latent_size))
         q_nope_THN, q_rope_THR = self._queries(first_TF).split([latent.nope_size, latent.rope_size], dim=2)
@@ -124,7 +123,7 @@ class LatentAttention:
         o_THL = context.between_graphs(partial(self._attend, q_THE))
         o_THV = take("heads", num_tokens, self._num_heads, latent.value_size)
         self._values(o_THL, o_THV)
-        add_sum_of_ranks_(x_TE, lambda part_TE: self._o.add_to_(part_TE, o_THV.flatten(1)))
+        return LayerOutput(lambda into_TE: self._o.add_to_(into_TE, o_THV.flatten(1)))
 
     def _queries(self, first_TF: torch.Tensor) -> torch.Tensor:
         """Returns [T, H, N + R]."""

@@ -9,7 +9,7 @@ from kernels.backend import Backend
 from kernels.linear import Stream
 from worker.layers.forward_context import current
 from worker.layers.linear import linear_shapes, load_linear
-from worker.layers.residual import AddedNorm, add_sum_of_ranks_, unnormed
+from worker.layers.residual import InputNorm, Layer, LayerInput, LayerOutput, stream_for
 from worker.model_config import ModelConfig
 from worker.weights.reader import Shape, WeightReader
 
@@ -20,22 +20,14 @@ def gated_linears(hidden_size: int, intermediate_size: int) -> dict[str, tuple[i
     return {"gate_proj": up, "up_proj": up, "down_proj": (intermediate_size, hidden_size)}
 
 
-class GatedMLP:
-    """down(activation(gate(norm(x))) * up(norm(x))). prefix, norm: names of its tensors, such as model.layers.3.mlp and
-    model.layers.3.post_attention_layernorm; norm is None if there is none before the MLP. added_norm: applied to the
-    result before it is added."""
+class GatedMLP(Layer):
+    """down(activation(gate(h)) * up(h)). prefix: of its tensors, such as model.layers.3.mlp. norm: the one that h comes
+    from; None: there is none before the MLP."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        prefix: str,
-        norm: str | None,
-        reader: WeightReader,
-        backend: Backend,
-        *,
-        added_norm: AddedNorm | None = None,
+        self, config: ModelConfig, prefix: str, norm: InputNorm | None, reader: WeightReader, backend: Backend
     ) -> None:
-        self._has_norm, self._dtype, self._added_norm = norm is not None, backend.compute_dtype, added_norm
+        self._norm = norm
         names = [f"{prefix}.gate_proj", f"{prefix}.up_proj"]
         part = backend.shard.of(config.intermediate_size, "intermediate_size")
         self._gate_up = load_linear(
@@ -43,7 +35,7 @@ class GatedMLP:
             names,
             bias=config.mlp_bias,
             backend=backend,
-            norm=norm,
+            norm=None if norm is None else norm.name,
             eps=config.rms_norm_eps,
             gated=True,
             activation=config.activation,
@@ -61,12 +53,9 @@ class GatedMLP:
     def weight_bytes(self) -> int:
         return self._gate_up.num_bytes + self._down.num_bytes
 
-    def add_to_(self, x_TE: Stream) -> None:
-        """Adds the MLP's result for the residual stream to the stream, in place."""
-        add_sum_of_ranks_(x_TE, partial(self._add_to_, x_TE), self._added_norm)
+    def __call__(self, h: LayerInput, /) -> LayerOutput:
+        return LayerOutput(partial(self._add_to_, h))
 
-    def _add_to_(self, x_TE: Stream, into: Stream) -> None:
-        take = current().workspace.take
-        hidden = partial(take, "mlp", len(x_TE), self._gate_up.num_outputs)
-        inputs = x_TE if self._has_norm else unnormed(x_TE, self._dtype)
-        self._gate_up.add_through_(self._down, inputs, hidden, into=into)
+    def _add_to_(self, h: LayerInput, into: Stream) -> None:
+        hidden = partial(current().workspace.take, "mlp", len(h), self._gate_up.num_outputs)
+        self._gate_up.add_through_(self._down, stream_for(h, self._norm), hidden, into=into)

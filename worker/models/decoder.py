@@ -1,63 +1,52 @@
-"""The parts that decoder models share: embeddings, layers, a head. Each device has its own executor for them.
+"""The parts that decoder models share: embeddings, blocks, a head. Each device has its own executor for them.
 
 Legend: T tokens of the step, E hidden size.
 """
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 
 from kernels.backend import Backend
 from kernels.linear import Stream
-from worker.layers.attention import Attention, QueryTemperature
+from worker.layers.attention import QueryTemperature
 from worker.layers.embedding import Embedding
-from worker.layers.forward_context import WantedRows, current
+from worker.layers.forward_context import current
 from worker.layers.head import OutputHead
 from worker.layers.linear import load_head
+from worker.layers.residual import Layer, ResidualStream
 from worker.layers.rotary import Rotary
 from worker.model_config import ModelConfig
-from worker.weights.reader import Shape, WeightReader
+from worker.weights.reader import NormsPlusOne, Shape, WeightReader
 
 # Tensors outside of layers, in all families.
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 
-class Layer(Protocol):
-    @property
-    def weight_bytes(self) -> int: ...
+class Block(ABC):
+    """One layer of a model: attention and an MLP, or what takes their places.
 
-    def add_to_(self, x_TE: Stream) -> None:
-        """Adds the layer's result to the residual stream, in place. Called within a ForwardContext."""
-        ...
+    Its Layers and norms are attributes. `forward` is its formula over them; worker.layers.residual says how it is
+    computed.
+    """
 
+    @abstractmethod
+    def __init__(self, config: ModelConfig, layer: int, prefix: str, reader: WeightReader, backend: Backend) -> None:
+        """prefix: of its tensors, such as model.layers.3."""
 
-class Block:
-    """Attention, then MLP; each norms its input and adds its result to the residual stream."""
+    @classmethod
+    @abstractmethod
+    def shapes(cls, config: ModelConfig, layer: int, prefix: str) -> dict[str, Shape]:
+        """Returns the shapes of the tensors that the constructor reads, by their Hugging Face names."""
 
-    def __init__(self, attention: Layer, mlp: Layer) -> None:
-        self._attention, self._mlp = attention, mlp
+    @abstractmethod
+    def forward(self, x: ResidualStream) -> ResidualStream:
+        """Adds to the stream. Called within a ForwardContext."""
 
     @property
     def weight_bytes(self) -> int:
-        return self._attention.weight_bytes + self._mlp.weight_bytes
-
-    def add_to_(self, x_TE: Stream) -> None:
-        # The first linear layer of each computes the norm, the last one the sum.
-        self._attention.add_to_(x_TE)  # x = x + attention(norm(x))
-        self._mlp.add_to_(x_TE)  # x = x + mlp(norm(x))
-
-    @property
-    def narrows(self) -> bool:
-        """True if it has `add_wanted_to_`."""
-        return isinstance(self._attention, Attention)
-
-    def add_wanted_to_(self, x_TE: torch.Tensor, wanted: WantedRows) -> torch.Tensor:
-        """Like add_to_, on a CPU, but returns the stream of the wanted tokens alone, in other memory."""
-        assert isinstance(self._attention, Attention)
-        x_LE = self._attention.add_wanted_to_(x_TE, wanted)
-        self._mlp.add_to_(x_LE)
-        return x_LE
+        return sum(part.weight_bytes for part in vars(self).values() if isinstance(part, Layer))
 
 
 class Model(ABC):
@@ -116,11 +105,14 @@ class Decoder(Model):
     """A model of an own family. The residual stream is float32 whatever dtype the weights have: adding to it in place
     costs no more and rounds less."""
 
+    # What its layers are.
+    block: ClassVar[type[Block]]
+
     def __init__(self, config: ModelConfig, reader: WeightReader, backend: Backend) -> None:
         """See Model."""
         layers = backend.stage.layers(config.num_layers)
         self.config, self.backend = config, backend
-        reader = self.adapted(config, reader)
+        reader = adapted(config, reader)
         self._embed = (
             Embedding(reader(EMBEDDING), backend, scale=config.embedding_scale, divisor=config.residual_multiplier)
             if backend.stage.is_first
@@ -129,23 +121,8 @@ class Decoder(Model):
         self.rotary = Rotary(config.ropes, config.rope_size, backend, config.rotary_width, config.mrope_section)
         self.query_temperature = QueryTemperature(config, backend)
         self._first_layer = layers.start
-        self._layers = [self.block(config, layer, reader, backend) for layer in layers]
+        self._blocks = [self.block(config, layer, _prefix(layer), reader, backend) for layer in layers]
         self._head = self._load_head(config, reader, backend) if backend.stage.is_last else None
-
-    @classmethod
-    def adapted(cls, config: ModelConfig, reader: WeightReader) -> WeightReader:
-        """Returns the reader that layers read from: one that converts tensors, where checkpoints differ."""
-        return reader
-
-    @classmethod
-    @abstractmethod
-    def block(cls, config: ModelConfig, layer: int, reader: WeightReader, backend: Backend) -> Layer:
-        """Makes one layer of the model."""
-
-    @classmethod
-    @abstractmethod
-    def block_shapes(cls, config: ModelConfig, layer: int) -> dict[str, Shape]:
-        """Returns the shapes of the tensors that `block` reads, by their Hugging Face names."""
 
     @classmethod
     def tensor_shapes(cls, config: ModelConfig) -> dict[str, Shape]:
@@ -154,7 +131,7 @@ class Decoder(Model):
         if not config.tie_word_embeddings:
             shapes[HEAD] = (config.vocab_size, config.hidden_size)
         for layer in range(config.num_layers):
-            shapes |= cls.block_shapes(config, layer)
+            shapes |= cls.block.shapes(config, layer, _prefix(layer))
         return shapes
 
     @property
@@ -167,8 +144,10 @@ class Decoder(Model):
 
     @property
     def narrows(self) -> bool:
-        last = self._layers[-1] if self._layers else None
-        return self.is_recordable and self._head is not None and isinstance(last, Block) and last.narrows
+        if not self._blocks or self._head is None or self.config.has_state(self.config.num_layers - 1):
+            # A state needs all tokens of its layer.
+            return False
+        return self.is_recordable
 
     @property
     def embedding(self) -> Embedding | None:
@@ -182,7 +161,7 @@ class Decoder(Model):
     @property
     def weight_bytes(self) -> int:
         ends = sum(each.num_bytes for each in (self._embed, self._head) if each is not None)
-        return ends + sum(layer.weight_bytes for layer in self._layers)
+        return ends + sum(block.weight_bytes for block in self._blocks)
 
     def forward(self, token_ids_T: torch.Tensor) -> Stream:
         """See Model."""
@@ -195,16 +174,14 @@ class Decoder(Model):
         else:
             # The previous stage's result; the caller has put it there.
             x_TE = workspace.take("residual", len(token_ids_T), self.config.hidden_size, dtype=torch.float32)
-        for number, layer in enumerate(self._layers, self._first_layer):
-            context.keep_states(number, x_TE)
-            if context.wanted is not None and layer is self._layers[-1]:
-                assert isinstance(layer, Block)
-                assert isinstance(x_TE, torch.Tensor)
-                x_TE = layer.add_wanted_to_(x_TE, context.wanted)
-            else:
-                layer.add_to_(x_TE)
-        context.keep_states(self._first_layer + len(self._layers), x_TE)
-        return x_TE
+        x = ResidualStream(x_TE)
+        for layer, block in enumerate(self._blocks, self._first_layer):
+            context.keep_states(layer, x.values)
+            if context.wanted is not None and block is self._blocks[-1]:
+                x = ResidualStream(x.values, context.wanted)
+            x = block.forward(x)
+        context.keep_states(self._first_layer + len(self._blocks), x.values)
+        return x.values
 
     @staticmethod
     def _load_head(config: ModelConfig, reader: WeightReader, backend: Backend) -> OutputHead:
@@ -219,3 +196,12 @@ class Decoder(Model):
             soft_cap=config.logits_soft_cap,
         )
         return OutputHead(linear, config.vocab_size, backend)
+
+
+def adapted(config: ModelConfig, reader: WeightReader) -> WeightReader:
+    """Returns the reader that layers read from: one that converts tensors, where checkpoints differ."""
+    return NormsPlusOne(reader) if config.norms_lack_one else reader
+
+
+def _prefix(layer: int) -> str:
+    return f"model.layers.{layer}"

@@ -1,8 +1,7 @@
 """Sends tokens to the ranks that have their experts: to all ranks by one gather, or to some by all-to-all."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn.functional import pad
@@ -12,19 +11,12 @@ from worker.errors import PermanentError
 from worker.model_config import ModelConfig
 from worker.parallel.groups import Groups
 
-
-class Holder(Protocol):
-    """A rank's experts of one mixture."""
-
-    def find(self, experts_DTK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the slot that computes each token for each of its experts, and that slot's rank, both int64 and
-        shaped like experts_DTK; -1: no expert. The result is the same on all ranks."""
-        ...
-
-    def compute(self, h_RE: torch.Tensor, rows_P: torch.Tensor, slots_P: torch.Tensor) -> torch.Tensor:
-        """Returns [P, E], in h's dtype: in row i, the result of the expert in slots_P[i], a slot of this rank, for row
-        rows_P[i] of h."""
-        ...
+# Takes experts_DTK. Returns the slot that computes each token for each of its experts, and that slot's rank, both int64
+# and shaped like experts_DTK; -1: no expert. The result is the same on all ranks.
+Find = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+# Takes h_RE, rows_P and slots_P. Returns [P, E], in h's dtype: in row i, the result of the expert in slots_P[i], a slot
+# of this rank, for row rows_P[i] of h.
+Compute = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class ExpertExchange(ABC):
@@ -42,7 +34,7 @@ class ExpertExchange(ABC):
         ...
 
     @abstractmethod
-    def results(self, h_TE: torch.Tensor, experts_TK: torch.Tensor, holder: Holder) -> torch.Tensor:
+    def results(self, h_TE: torch.Tensor, experts_TK: torch.Tensor, find: Find, compute: Compute) -> torch.Tensor:
         """Returns [tokens of `part`, K, E], in h's dtype: the results of experts_TK (int64). h_TE: the replica's
         tokens, contiguous, the same on all ranks of the tensor group."""
         ...
@@ -84,15 +76,15 @@ class GatherExchange(ExpertExchange):
     def part(self) -> slice:
         return slice(None)
 
-    def results(self, h_TE: torch.Tensor, experts_TK: torch.Tensor, holder: Holder) -> torch.Tensor:
+    def results(self, h_TE: torch.Tensor, experts_TK: torch.Tensor, find: Find, compute: Compute) -> torch.Tensor:
         num_tokens, hidden_size = h_TE.shape
         all_DTX = self.gathered(torch.cat((h_TE, experts_TK.to(_CHOICE).view(h_TE.dtype)), dim=1))
         experts_DTK = self.without_padding(all_DTX[:, :, hidden_size:].contiguous().view(_CHOICE))
-        slots_DTK, ranks_DTK = holder.find(experts_DTK)
+        slots_DTK, ranks_DTK = find(experts_DTK)
 
         pairs = replicas_P, tokens_P, _ = (ranks_DTK == self.experts.rank).nonzero(as_tuple=True)
         rows_P = replicas_P * experts_DTK.shape[1] + tokens_P
-        y_PE = holder.compute(all_DTX[:, :, :hidden_size].flatten(0, 1), rows_P, slots_DTK[pairs])
+        y_PE = compute(all_DTX[:, :, :hidden_size].flatten(0, 1), rows_P, slots_DTK[pairs])
 
         sent_D, copies = replicas_P.bincount(minlength=self.data.size), self.tensor.size
         if copies > 1:
@@ -117,14 +109,14 @@ class AllToAllExchange(ExpertExchange):
         num_tokens, first = self.num_tokens_D[self.data.rank], self.tensor.rank * self._part_size
         return slice(min(first, num_tokens), min(first + self._part_size, num_tokens))
 
-    def results(self, h_TE: torch.Tensor, experts_TK: torch.Tensor, holder: Holder) -> torch.Tensor:
+    def results(self, h_TE: torch.Tensor, experts_TK: torch.Tensor, find: Find, compute: Compute) -> torch.Tensor:
         experts_DTK = self.without_padding(self.gathered(experts_TK.int()))
-        slots_DTK, ranks_DTK = holder.find(experts_DTK)
+        slots_DTK, ranks_DTK = find(experts_DTK)
         owners_DT = self._owners(experts_DTK.shape[1])
         h_RE, rows_DT = self._brought(h_TE, ranks_DTK, owners_DT)
 
         pairs = replicas_P, tokens_P, _ = (ranks_DTK == self.experts.rank).nonzero(as_tuple=True)
-        y_PE = holder.compute(h_RE, rows_DT[replicas_P, tokens_P], slots_DTK[pairs])
+        y_PE = compute(h_RE, rows_DT[replicas_P, tokens_P], slots_DTK[pairs])
 
         sent_N = owners_DT[replicas_P, tokens_P].bincount(minlength=self.experts.size)
         return self.returned(y_PE, sent_N, ranks_DTK[self.data.rank, self.part])

@@ -45,8 +45,9 @@ class DoneResult:
         callback()
 
 
+# worker.encoders.items.Items alone, which imports torch and PIL: see Groups above.
 class PreparesItems(Protocol):
-    """The maker of the encoder's inputs, beside the steps: worker.encoders.items.Items."""
+    """The part of an encoder's items that a worker's loop needs: it makes the encoder's inputs, beside the steps."""
 
     @property
     def cache_size(self) -> int:

@@ -55,3 +55,39 @@ class WeightReader(Protocol):
     def keep(self, names: Sequence[str], packed: PackedWeight) -> None:
         """May keep a packed weight for the next start."""
         ...
+
+
+class AdaptedReader:
+    """A WeightReader that reads through another one; subclasses convert some tensors."""
+
+    def __init__(self, reader: WeightReader) -> None:
+        self._reader = reader
+
+    def __call__(self, name: str) -> torch.Tensor:
+        return self._reader(name)
+
+    def float32(self, name: str) -> torch.Tensor:
+        return self._reader.float32(name)
+
+    def weight(self, name: str, outputs: slice | None = None, inputs: slice | None = None) -> Weight:
+        return self._reader.weight(name, outputs, inputs)
+
+    def head_weight(self, name: str, outputs: slice | None = None) -> Weight:
+        return self._reader.head_weight(name, outputs)
+
+    def kv_scale(self, attention: str) -> tuple[float, float] | None:
+        return self._reader.kv_scale(attention)
+
+    def packed(self, names: Sequence[str]) -> PackedWeight | None:
+        return self._reader.packed(names)
+
+    def keep(self, names: Sequence[str], packed: PackedWeight) -> None:
+        self._reader.keep(names, packed)
+
+
+class NormsPlusOne(AdaptedReader):
+    """Adds 1 to norms: checkpoints of Gemma's family store norm weights minus 1."""
+
+    def __call__(self, name: str) -> torch.Tensor:
+        tensor = super().__call__(name)
+        return 1.0 + tensor.float() if name.endswith("norm.weight") else tensor

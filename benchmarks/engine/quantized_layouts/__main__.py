@@ -39,7 +39,7 @@ from runtime.model_files import resolve_model
 from tests.support.checkpoints.integers import Tensors
 from tests.support.checkpoints.layouts import LAYOUTS, layout_tensors, write_checkpoint
 from worker.models.config import config_from_directory, read_json
-from worker.models.families.llama.model import LlamaModel
+from worker.models.families.llama import LlamaModel
 from worker.models.gguf_source import GGUFSource
 from worker.weights.quantization.methods import stored_quantization
 from worker.weights.safetensors_files import SafetensorsFiles

@@ -11,7 +11,7 @@ from benchmarks.gpu.end_to_end.shapes import Variant
 from benchmarks.gpu.report import Report
 from worker.gpu.executor import GpuExecutor
 from worker.layers.kv_cache import KVCache
-from worker.models.families.llama.model import LlamaModel
+from worker.models.families.llama import LlamaModel
 from worker.step.batch import GpuBatch
 
 

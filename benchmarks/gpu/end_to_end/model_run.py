@@ -16,7 +16,7 @@ from worker.gpu.engine import GpuEngine
 from worker.gpu.executor import GpuExecutor
 from worker.gpu.graphs import CapturedGraphs, graph_sizes
 from worker.layers.kv_cache import KVCache
-from worker.models.families.llama.model import LlamaModel
+from worker.models.families.llama import LlamaModel
 from worker.sampling.filters import SamplingKind
 
 BLOCK_SIZE = 16

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu.end_to_end.shapes import Variant
 from kernels.linear.weights import Weight, quantize_fp8
-from worker.models.families.llama.model import LlamaModel
+from worker.models.families.llama import LlamaModel
 
 
 class RandomWeights:

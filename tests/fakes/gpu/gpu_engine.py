@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 
+from worker.gpu.pending import PendingStep
 from worker.step.inputs import Logprobs, StepInputs, StepOutputs
 
 
@@ -28,7 +29,7 @@ class HeldEvent:
         self._reached.set()
 
 
-class HeldStep:
+class HeldStep(PendingStep):
     def __init__(self, inputs: StepInputs) -> None:
         self.inputs, self.event = inputs, HeldEvent()
         self._outputs: StepOutputs | None = None

@@ -7,7 +7,7 @@ from kernels.backend import Backend, gpu_backend
 from kernels.linear.residual import Residual
 from tests.fakes.fake_model import context_hash, fake_config, hidden_logits
 from tests.support.gpu.gpu import DEVICE
-from worker.layers.forward_context import Pieces
+from worker.gpu.executor import GpuExecutor, PiecewiseGraph
 from worker.layers.kv_cache import KVCache
 from worker.parallel.groups import Groups
 from worker.step.batch import GpuBatch
@@ -19,7 +19,7 @@ def fake_kv_cache(*, num_blocks: int = 64, block_size: int = 8) -> KVCache:
     return KVCache(fake_config(), num_blocks=num_blocks, block_size=block_size, backend=PATH)
 
 
-class FakeGpuModel:
+class FakeGpuModel(GpuExecutor):
     """Its hidden states: [hash of the context up to the token, 1 if that context holds POISON]; zeros for padding."""
 
     backend: Backend = PATH
@@ -34,7 +34,7 @@ class FakeGpuModel:
         assert self.reserved is None
         self.reserved = max_tokens, max_rows, max_context
 
-    def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Residual:
+    def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: PiecewiseGraph | None = None) -> Residual:
         self.shapes.append((batch.num_tokens, batch.num_rows))
         cache_NB2 = kv_cache.layers[0][:, 0, 0]
         block_size = kv_cache.block_size

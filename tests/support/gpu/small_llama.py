@@ -11,7 +11,7 @@ import torch
 from kernels.backend import Backend, gpu_backend
 from tests.support.gpu.gpu_runs import DictReader
 from worker.models.config import config_from_directory
-from worker.models.families.llama.model import LlamaModel
+from worker.models.families.llama import LlamaModel
 
 VOCABULARY = 67
 

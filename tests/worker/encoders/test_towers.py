@@ -20,10 +20,9 @@ from runtime.model_files import resolve_model
 from tests.support.gpu.gpu import DEVICE
 from tests.support.models.model_runs import relative_error
 from tests.support.models.vision_models import QWEN, TILED, item, picture, write_model
-from worker.encoders.encoder import Encoder
-from worker.encoders.pixels import Pixels
-from worker.models.families.qwen2_vl.encoder import QwenEncoder
-from worker.models.families.smolvlm.encoder import SmolVLMEncoder
+from worker.encoders.encoder import Encoder, Pixels
+from worker.models.families.qwen2_vl import QwenEncoder
+from worker.models.families.smolvlm import SmolVLMEncoder
 from worker.models.loader import WantedItems, load_model
 
 # Odd sizes: less than the least, more than the most pixels, narrow, and of several windows.

@@ -18,7 +18,7 @@ from tests.support.gpu.gpu import DEVICE, gpu_device
 from tests.support.gpu.gpu_engine import Begun, EngineRun, outputs_alone
 from worker.device.device import Event, InterpretedDevice
 from worker.device.staging import Staging, StepLayout, device_memory
-from worker.layers.forward_context import Pieces
+from worker.gpu.executor import PiecewiseGraph
 from worker.layers.kv_cache import KVCache
 from worker.sampling.filters import SamplingKind
 from worker.step.batch import GpuBatch
@@ -277,7 +277,7 @@ class ReadingModel(FakeGpuModel):
         super().__init__()
         self.is_computing = False
 
-    def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: Pieces | None = None) -> Residual:
+    def forward(self, batch: GpuBatch, kv_cache: KVCache, pieces: PiecewiseGraph | None = None) -> Residual:
         with self._reading():
             return super().forward(batch, kv_cache, pieces)
 

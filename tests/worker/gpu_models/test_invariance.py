@@ -8,7 +8,7 @@ from kernels.backend import gpu_backend
 from tests.support.gpu.gpu import DEVICE
 from tests.support.gpu.gpu_runs import DictReader, GpuModelRun
 from worker.model_config import ModelConfig, RopeConfig
-from worker.models.families.llama.model import LlamaModel
+from worker.models.families.llama import LlamaModel
 
 CONFIG = ModelConfig(
     architecture="LlamaForCausalLM",

@@ -11,8 +11,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from runtime.model_files import resolve_model
 from tests.support.models.model_runs import ModelRun, relative_error
-from worker.models.families.gpt_oss.checkpoint import GptOssFiles
-from worker.models.families.gpt_oss.config import gpt_oss_fields
+from worker.models.families.gpt_oss import GptOssFiles, gpt_oss_fields
 from worker.models.loader import config_of, load_model
 from worker.weights.quantization.layers import StoredQuantization
 from worker.weights.quantization.mxfp4 import MXFP4_BLOCKS

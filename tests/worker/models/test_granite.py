@@ -9,7 +9,7 @@ from transformers import GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM
 
 from runtime.model_files import resolve_model
 from tests.support.models.model_runs import ModelRun, relative_error
-from worker.models.families.granite.config import granite_dense_fields, granite_fields
+from worker.models.families.granite import granite_dense_fields, granite_fields
 from worker.models.loader import load_model
 
 CONFIG: dict[str, Any] = {

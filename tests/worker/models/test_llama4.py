@@ -17,7 +17,7 @@ from worker.layers.attention import QueryTemperature
 from worker.layers.forward_context import Workspace
 from worker.model_config import NO_ROPE, AttentionSpan, ModelConfig
 from worker.models.config import config_from_directory
-from worker.models.families.llama4.checkpoint import Llama4Files
+from worker.models.families.llama4 import Llama4Files
 from worker.models.loader import load_model
 from worker.models.registry import model_class
 from worker.weights.quantization.methods import stored_quantization

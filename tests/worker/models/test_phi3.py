@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from worker.models.families.phi3.checkpoint import Phi3Files
-from worker.models.families.phi3.config import phi3_fields
+from worker.models.families.phi3 import phi3_fields
+from worker.weights.fused_files import Phi3Files
 from worker.weights.reader import WeightsError
 
 _QKV = "model.layers.0.self_attn.qkv_proj"

@@ -21,6 +21,7 @@ from tests.support.models.ranks import run_replicas
 from worker.layers.experts.mixture import ExpertNames, MixtureOfExperts
 from worker.layers.forward_context import ExpertLoad, ForwardContext, Workspace, forward_context
 from worker.layers.kv_cache import KVCache
+from worker.layers.residual import InputNorm, ResidualStream
 from worker.model_config import ExpertsConfig
 from worker.parallel.axes import Axes
 from worker.parallel.expert_exchange import GATHERED_TOKENS
@@ -71,7 +72,8 @@ class Mixture:
                 if expert in held:
                     tensors[f"{PREFIX}.{name}.weight"] = weight
         reader = _Reader({name: each.to(backend.device) for name, each in tensors.items()}, torch.float32)
-        self._mixture = MixtureOfExperts(self._config, PREFIX, NORM, ExpertNames(), reader, self._path)
+        self._norm = InputNorm(NORM, self._config.rms_norm_eps)
+        self._mixture = MixtureOfExperts(self._config, PREFIX, self._norm, ExpertNames(), reader, self._path)
 
     @property
     def num_bytes(self) -> int:
@@ -101,7 +103,8 @@ class Mixture:
             expert_load=self._load,
         )
         with torch.inference_mode(), forward_context(context):
-            self._mixture.add_to_(stream)
+            x = ResidualStream(stream)
+            x + self._mixture(self._norm(x))
 
 
 def _tokens(counts: Sequence[int]) -> list[torch.Tensor]:

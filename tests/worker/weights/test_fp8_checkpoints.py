@@ -27,7 +27,7 @@ from tests.support.models.fp8_models import (
 )
 from tests.support.models.gguf_files import write_gguf
 from worker.models.config import config_from_directory
-from worker.models.families.llama.model import LlamaModel
+from worker.models.families.llama import LlamaModel
 from worker.models.gguf_source import GGUFSource
 from worker.models.loader import load_model
 from worker.weights.quantization.kinds import Quantization, QuantizationOption, resolve_quantization

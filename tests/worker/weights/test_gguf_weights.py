@@ -15,7 +15,7 @@ from kernels.linear.weights import Int4Weight, Int8Weight, dequantize
 from runtime.model_files import resolve_model
 from tests.support.models.gguf_files import write_gguf
 from tests.support.models.model_runs import ModelRun, relative_error
-from worker.models.families.llama.model import LlamaModel
+from worker.models.families.llama import LlamaModel
 from worker.models.gguf_source import GGUFSource
 from worker.models.loader import LoadedModel, load_model
 from worker.weights.gguf_weights import integer_weight

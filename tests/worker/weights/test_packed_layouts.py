@@ -16,10 +16,10 @@ from tests.support.checkpoints.integers import Tensors
 from tests.support.checkpoints.layouts import LAYOUTS, Layout, layout_tensors, write_checkpoint
 from tests.support.models.model_runs import ModelRun, relative_error
 from worker.models.config import config_from_directory, read_json
-from worker.models.families.llama.model import LlamaModel
-from worker.models.families.phi3.checkpoint import Phi3Files
+from worker.models.families.llama import LlamaModel
 from worker.models.loader import LoadedModel, load_model
 from worker.weights.cache import WeightCache
+from worker.weights.fused_files import Phi3Files
 from worker.weights.quantization.kinds import Quantization
 from worker.weights.quantization.layers import StoredQuantization
 from worker.weights.quantization.methods import stored_quantization

@@ -17,7 +17,7 @@ from kernels.linear.weights import Int4Weight, Int8Weight, dequantize
 from protos.inference_pb2 import ModelInfo
 from runtime.model_files import resolve_model
 from tests.support.models.model_runs import ModelRun, relative_error
-from worker.models.families.llama.model import LlamaModel
+from worker.models.families.llama import LlamaModel
 from worker.models.loader import LoadedModel, load_model
 from worker.process.build import build_runner
 from worker.weights.quantization.kinds import Quantization

@@ -15,7 +15,7 @@ from worker.layers.experts.router import Router
 from worker.layers.experts.shared import SharedExpert
 from worker.layers.forward_context import current
 from worker.layers.linear import load_linear
-from worker.layers.residual import add_sum_of_ranks_
+from worker.layers.residual import LayerOutput
 from worker.model_config import ExpertsConfig
 from worker.weights.reader import WeightReader
 
@@ -103,8 +103,8 @@ class CpuExperts:
         held = (self._router, *self._experts)
         return sum(each.num_bytes for each in (held if self._shared is None else (*held, self._shared)))
 
-    def add_to_(self, x_TE: Stream) -> None:
-        add_sum_of_ranks_(x_TE, partial(self._add_to_, x_TE))
+    def __call__(self, x_TE: Stream) -> LayerOutput:
+        return LayerOutput(partial(self._add_to_, x_TE))
 
     def _add_to_(self, x_TE: Stream, into: Stream) -> None:
         assert isinstance(x_TE, torch.Tensor)

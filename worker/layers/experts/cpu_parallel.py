@@ -14,7 +14,7 @@ from worker.layers.experts.cpu import CpuExpert
 from worker.layers.experts.router import Router
 from worker.layers.experts.shared import SharedExpert
 from worker.layers.forward_context import current
-from worker.layers.residual import add_sum_of_ranks_
+from worker.layers.residual import LayerOutput, add_sum_of_ranks_
 from worker.model_config import ExpertsConfig
 from worker.parallel.expert_exchange import exchange_for
 from worker.parallel.expert_placement import ExpertPlacement, balanced
@@ -155,7 +155,10 @@ class ParallelCpuExperts:
         held = (self._router, *self._held.values())
         return sum(each.num_bytes for each in (held if self._shared is None else (*held, self._shared)))
 
-    def add_to_(self, x_TE: Stream) -> None:
+    def __call__(self, x_TE: Stream) -> LayerOutput:
+        return LayerOutput(self._add_to_, is_summed=True)
+
+    def _add_to_(self, x_TE: Stream) -> None:
         assert isinstance(x_TE, torch.Tensor)
         context = current()
         if not any(context.num_tokens_D):
@@ -168,7 +171,7 @@ class ParallelCpuExperts:
         sent_TE = h_TE
         if self._scales_inputs:
             sent_TE, weights_TK = (weights_TK * h_TE).to(self._dtype), torch.ones_like(weights_TK)
-        results_AKE = exchange.results(sent_TE, experts_TK, self)
+        results_AKE = exchange.results(sent_TE, experts_TK, self._find, self._compute)
         x_AE, weights_AK1 = x_TE[exchange.part], weights_TK[exchange.part, :, None]
         for place in range(self._top_k):
             x_AE += weights_AK1[:, place] * results_AKE[:, place].float()
@@ -176,13 +179,14 @@ class ParallelCpuExperts:
         if self._shared is not None:
             add_sum_of_ranks_(x_TE, partial(self._shared.add_to_, h_TE=h_TE))
 
-    def find(self, experts_DTK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Implements worker.parallel.expert_exchange.Holder, together with `compute`."""
+    def _find(self, experts_DTK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See worker.parallel.expert_exchange.Find."""
         current().count_experts(self._layer, experts_DTK)
         slots_DTK = self._placement.slots(experts_DTK)
         return slots_DTK, self._placement.ranks_S[slots_DTK].where(slots_DTK >= 0, -1)
 
-    def compute(self, h_RE: torch.Tensor, rows_P: torch.Tensor, slots_P: torch.Tensor) -> torch.Tensor:
+    def _compute(self, h_RE: torch.Tensor, rows_P: torch.Tensor, slots_P: torch.Tensor) -> torch.Tensor:
+        """See worker.parallel.expert_exchange.Compute."""
         results_PE = h_RE.new_empty(len(rows_P), h_RE.shape[1])
         for slot in slots_P.unique().tolist():
             pairs = (slots_P == slot).nonzero()[:, 0]

@@ -13,7 +13,7 @@ from kernels.linear import Residual, Stream
 from kernels.linear.weights import Fp8Weight, Weight, concatenate, dequantize, slice_inputs, slice_outputs
 from worker.layers.experts.router import Router
 from worker.layers.experts.shared import SharedExpert
-from worker.layers.residual import add_sum_of_ranks_
+from worker.layers.residual import LayerOutput
 from worker.model_config import ExpertsConfig
 from worker.parallel.expert_placement import ExpertPlacement
 from worker.weights.reader import WeightReader
@@ -87,8 +87,9 @@ class GpuExperts:
         others = self._router.num_bytes + (0 if self._shared is None else self._shared.num_bytes)
         return others + sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
-    def add_to_(self, x_TE: Stream) -> None:
-        add_sum_of_ranks_(x_TE, self._add_to_)
+    def __call__(self, x_TE: Stream) -> LayerOutput:
+        # On a GPU what is added is pending beside the stream itself.
+        return LayerOutput(self._add_to_)
 
     def _add_to_(self, x_TE: Stream) -> None:
         assert isinstance(x_TE, Residual)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from kernels.backend import Backend
-from kernels.linear import Stream
 from worker.layers.experts.cpu import CpuExperts
 from worker.layers.experts.cpu_parallel import ParallelCpuExperts
 from worker.layers.experts.gpu import GpuExperts
@@ -11,6 +10,7 @@ from worker.layers.experts.router import Router
 from worker.layers.experts.shared import SharedExpert
 from worker.layers.linear import linear_shapes
 from worker.layers.mlp import GatedMLP, gated_linears
+from worker.layers.residual import InputNorm, Layer, LayerInput, LayerOutput, stream_for
 from worker.model_config import ModelConfig
 from worker.weights.reader import Shape, WeightReader
 
@@ -32,18 +32,25 @@ class ExpertNames:
         return gate, up, down
 
 
-class MixtureOfExperts:
-    """The sum over a token's experts of weight * down(silu(gate(h)) * up(h)), with h = norm(x) and weights from
-    router(h), or, with config.experts.scales_inputs, of down(silu(gate(weight * h)) * up(weight * h)); plus
-    down(silu(gate(h)) * up(h)) of the shared expert, if there is one. config.experts may name another activation.
-    prefix, norm: names of its tensors, such as model.layers.3.mlp and model.layers.3.post_attention_layernorm."""
+class MixtureOfExperts(Layer):
+    """The sum over a token's experts of weight * down(silu(gate(h)) * up(h)), with weights from router(h), or, with
+    config.experts.scales_inputs, of down(silu(gate(weight * h)) * up(weight * h)); plus down(silu(gate(h)) * up(h)) of
+    the shared expert, if there is one. config.experts may name another activation. prefix: of its tensors, such as
+    model.layers.3.mlp. norm: the one that h comes from."""
 
     def __init__(
-        self, config: ModelConfig, prefix: str, norm: str, names: ExpertNames, reader: WeightReader, backend: Backend
+        self,
+        config: ModelConfig,
+        prefix: str,
+        norm: InputNorm,
+        names: ExpertNames,
+        reader: WeightReader,
+        backend: Backend,
     ) -> None:
         experts = config.experts
         assert experts is not None
-        norm_E = reader(f"{norm}.weight").float().to(backend.device)
+        self._norm = norm
+        norm_E = reader(f"{norm.name}.weight").float().to(backend.device)
         router = Router(experts, f"{prefix}.{names.router}", reader, backend)
         tensors = [[f"{prefix}.{name}" for name in names.tensors(i)] for i in range(experts.num_experts)]
         shared = None
@@ -84,13 +91,18 @@ class MixtureOfExperts:
     def weight_bytes(self) -> int:
         return self._experts.num_bytes
 
-    def add_to_(self, x_TE: Stream) -> None:
-        """Adds the mixture's result for the residual stream to the stream, in place."""
-        self._experts.add_to_(x_TE)
+    def __call__(self, h: LayerInput, /) -> LayerOutput:
+        return self._experts(stream_for(h, self._norm))
 
 
 def mlp_or_mixture(
-    config: ModelConfig, layer: int, prefix: str, norm: str, names: ExpertNames, reader: WeightReader, backend: Backend
+    config: ModelConfig,
+    layer: int,
+    prefix: str,
+    norm: InputNorm,
+    names: ExpertNames,
+    reader: WeightReader,
+    backend: Backend,
 ) -> GatedMLP | MixtureOfExperts:
     """Makes a mixture in the layers that config.experts names, an MLP in others."""
     assert config.experts is not None

@@ -16,7 +16,8 @@ from worker.layers.forward_context import TargetStates
 from worker.layers.linear import load_head, load_linear
 from worker.layers.mlp import GatedMLP
 from worker.layers.norm import Norm
-from worker.models.decoder import Block
+from worker.layers.residual import InputNorm, ResidualStream
+from worker.models.families.llama import LlamaBlock
 from worker.models.heads.config import HeadConfig
 from worker.models.heads.head import Head, buffer_like, side_by_side
 from worker.models.heads.shared import SharedParts
@@ -58,9 +59,12 @@ class Eagle3Head(Head):
         self._fc = load_linear(reader, ["fc"], bias=False, backend=backend) if config.kept_layers else None
         self._embedding_norm = Norm(f"{first}.input_layernorm", eps, reader, backend)
         self._hidden_norm = Norm(f"{first}.hidden_norm", eps, reader, backend)
-        self._attention = Attention(layers, 0, f"{first}.self_attn", norm=None, reader=reader, backend=backend)
-        self._mlp = GatedMLP(layers, f"{first}.mlp", f"{first}.post_attention_layernorm", reader, backend)
-        self._others = [_block(config, layer, reader, backend) for layer in range(1, layers.num_layers)]
+        self._attention = Attention(layers, 0, f"{first}.self_attn", None, reader, backend)
+        self._mlp_norm = InputNorm(f"{first}.post_attention_layernorm", eps)
+        self._mlp = GatedMLP(layers, f"{first}.mlp", self._mlp_norm, reader, backend)
+        self._others = [
+            LlamaBlock(layers, layer, f"layers.{layer}", reader, backend) for layer in range(1, layers.num_layers)
+        ]
 
     @staticmethod
     def shapes(config: HeadConfig, stored: Eagle3Stored) -> dict[str, Shape]:
@@ -93,16 +97,8 @@ class Eagle3Head(Head):
         normed_TE = self._hidden_norm(hidden_TE, out=buffer_like(x_TE, "normed states"))
         inputs = side_by_side("first inputs", (embeddings, normed_TE))
         x_TE.copy_(normed_TE if self.config.norm_before_residual else hidden_TE)
-        self._attention.add_to_(x_TE, inputs)
-        self._mlp.add_to_(x_TE)
-        for layer in self._others:
-            layer.add_to_(x_TE)
-
-
-def _block(config: HeadConfig, layer: int, reader: WeightReader, backend: Backend) -> Block:
-    prefix = f"layers.{layer}"
-    norm = f"{prefix}.input_layernorm"
-    return Block(
-        Attention(config.layers, layer, f"{prefix}.self_attn", norm=norm, reader=reader, backend=backend),
-        GatedMLP(config.layers, f"{prefix}.mlp", f"{prefix}.post_attention_layernorm", reader, backend),
-    )
+        x = ResidualStream(x_TE)
+        x = x + self._attention(inputs)
+        x = x + self._mlp(self._mlp_norm(x))
+        for block in self._others:
+            x = block.forward(x)

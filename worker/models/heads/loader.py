@@ -9,7 +9,7 @@ import torch
 from kernels.backend import Backend
 from runtime.model_files import ModelFiles
 from worker.models.config import read_json
-from worker.models.decoder import Decoder
+from worker.models.decoder import Decoder, adapted
 from worker.models.heads.config import HeadConfig
 from worker.models.heads.eagle import EagleHead
 from worker.models.heads.eagle3 import Eagle3Head, Eagle3Stored
@@ -69,7 +69,7 @@ def _shared(files: HeadFiles, target: LoadedModel, dtype: torch.dtype) -> Shared
     shapes = model.tensor_shapes(target.config)
     reader = _reader(checkpoint.tensors, shapes, dtype, target.quantization, target.model.backend)
     assert isinstance(target.model, Decoder)
-    return SharedParts(target=target.model, reader=model.adapted(target.config, reader))
+    return SharedParts(target=target.model, reader=adapted(target.config, reader))
 
 
 def _reader(

@@ -8,19 +8,17 @@ before.
 import torch
 
 from kernels.backend import Backend
-from worker.layers.experts.mixture import ExpertNames, mlp_or_mixture, mlp_or_mixture_shapes
 from worker.layers.forward_context import TargetStates
-from worker.layers.latent_attention import LatentAttention
 from worker.layers.linear import load_head, load_linear
 from worker.layers.norm import Norm
-from worker.models.decoder import Block
+from worker.layers.residual import ResidualStream, norm_shapes
+from worker.models.families.deepseek import DeepseekBlock
 from worker.models.heads.config import HeadConfig
 from worker.models.heads.head import Head, buffer_like, side_by_side
 from worker.models.heads.shared import SharedParts
 from worker.weights.reader import Shape, WeightReader
 
-_NAMES = ExpertNames()
-_NORMS = ("enorm", "hnorm", "shared_head.norm", "input_layernorm", "post_attention_layernorm")
+_NORMS = ("enorm", "hnorm", "shared_head.norm")
 HEAD_OF_LAYER = "shared_head.head"
 
 
@@ -40,21 +38,17 @@ class MtpHead(Head):
         self._embedding_norm = Norm(f"{prefix}.enorm", eps, reader, backend)
         self._hidden_norm = Norm(f"{prefix}.hnorm", eps, reader, backend)
         self._projection = load_linear(reader, [f"{prefix}.eh_proj"], bias=False, backend=backend)
-        self._block = Block(
-            LatentAttention(layers, 0, f"{prefix}.self_attn", f"{prefix}.input_layernorm", reader, backend),
-            mlp_or_mixture(layers, 0, f"{prefix}.mlp", f"{prefix}.post_attention_layernorm", _NAMES, reader, backend),
-        )
+        self._block = DeepseekBlock(layers, 0, prefix, reader, backend)
 
     @staticmethod
     def shapes(config: HeadConfig, *, own_output: bool) -> dict[str, Shape]:
         """Returns the shapes of the layer's tensors, by name. own_output: it has a copy of the output head."""
         layers, prefix, size = config.layers, config.mtp_prefix, config.hidden_size
-        shapes: dict[str, Shape] = {f"{prefix}.{norm}.weight": (size,) for norm in _NORMS}
+        shapes = norm_shapes(prefix, size, *_NORMS) | DeepseekBlock.shapes(layers, 0, prefix)
         shapes[f"{prefix}.eh_proj.weight"] = size, 2 * size
         if own_output:
             shapes[f"{prefix}.{HEAD_OF_LAYER}.weight"] = config.draft_vocab_size, size
-        shapes |= LatentAttention.shapes(layers, f"{prefix}.self_attn")
-        return shapes | mlp_or_mixture_shapes(layers, 0, f"{prefix}.mlp", _NAMES)
+        return shapes
 
     def states_of(self, target: TargetStates) -> torch.Tensor:
         # As in vLLM and SGLang the layer reads the state behind the model's last norm.
@@ -66,4 +60,4 @@ class MtpHead(Head):
             self._hidden_norm(hidden_TE, out=buffer_like(x_TE, "normed states")),
         )
         self._projection.add_to_(x_TE.zero_(), side_by_side("both", parts))
-        self._block.add_to_(x_TE)
+        self._block.forward(ResidualStream(x_TE))
