@@ -11,6 +11,7 @@ import torch
 
 from kernels.backend import torch_backend
 from kernels.sampling import TokenMasks, apply_masks, greedy
+from worker.cpu.executor import CpuExecutor
 from worker.layers.kv_cache import KVCache
 from worker.model_config import ModelConfig, RopeConfig
 from worker.parallel.groups import Groups
@@ -41,12 +42,15 @@ def fake_config(**changes: object) -> ModelConfig:
     return ModelConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
-class FakeModel:
+class FakeModel(CpuExecutor):
     """Its hidden states: [hash of the context up to the token, 1 if that context holds POISON]."""
 
     backend = torch_backend(torch.float32)
     groups = Groups()
     hidden_size = 2
+
+    def __init__(self) -> None:
+        """It has no decoder."""
 
     def forward(self, batch: InputBatch, kv_cache: KVCache) -> torch.Tensor:
         cache = kv_cache.layers[0].view(-1, 2, 1, 2)

@@ -19,7 +19,7 @@ from worker.sampling.filters import SamplingKind
 from worker.step.batch import GpuBatch, InputBatch
 
 
-# Of one class, worker.gpu.graphs.CapturedGraphs, which captures an engine's bodies and so imports it; the engine runs
+# It has one class, worker.gpu.graphs.CapturedGraphs, which imports the engine whose bodies it captures; the engine runs
 # the graphs.
 class StepGraphs(Protocol):
     """Graphs of the engine's bodies. If there is a graph for a step, the engine pads the step to the graph's size."""

@@ -105,7 +105,7 @@ class Decoder(Model):
     """A model of an own family. The residual stream is float32 whatever dtype the weights have: adding to it in place
     costs no more and rounds less."""
 
-    # What its layers are.
+    # The class of its layers.
     block: ClassVar[type[Block]]
 
     def __init__(self, config: ModelConfig, reader: WeightReader, backend: Backend) -> None:

@@ -59,10 +59,11 @@ class FakeGpuModel(GpuExecutor):
         hidden = hidden.to(DEVICE)
         return Residual(hidden, hidden)
 
-    def logits(self, hidden: Residual, out: torch.Tensor) -> torch.Tensor:
-        return out.copy_(hidden_logits(hidden.x_TE.cpu()))
+    def logits(self, hidden_SE: Residual, out: torch.Tensor | None = None) -> torch.Tensor:
+        logits_SV = hidden_logits(hidden_SE.x_TE.cpu())
+        return logits_SV if out is None else out.copy_(logits_SV)
 
-    def write_part_of_logits(self, hidden: Residual, out_SP: torch.Tensor) -> None:
+    def write_part_of_logits(self, hidden_SE: Residual, out_SP: torch.Tensor) -> None:
         raise AssertionError("the vocabulary is not divided")
 
     def gather_logits(self, part_SP: torch.Tensor, out_SV: torch.Tensor) -> None:

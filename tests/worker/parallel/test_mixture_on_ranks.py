@@ -104,7 +104,7 @@ class Mixture:
         )
         with torch.inference_mode(), forward_context(context):
             x = ResidualStream(stream)
-            x + self._mixture(self._norm(x))
+            x = x + self._mixture(self._norm(x))
 
 
 def _tokens(counts: Sequence[int]) -> list[torch.Tensor]:

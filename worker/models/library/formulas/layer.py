@@ -13,7 +13,7 @@ from torch import nn
 
 from kernels.linear import PackedLinear
 from worker.layers.forward_context import current
-from worker.layers.residual import add_sum_of_ranks_
+from worker.layers.residual import LayerOutput, ResidualStream
 from worker.models.library.formulas.norm import OctavoNorm, is_same
 from worker.models.library.formulas.rotated import PagedHeads
 from worker.models.library.stages import StandIn
@@ -84,8 +84,9 @@ class OctavoLayer(StandIn):
         y_1RE = hidden_states.clone(memory_format=torch.contiguous_format)
         x_TE = y_1RE[0, : len(current().slots_T)]
         o_TF = self._heads(x_TE, position_embeddings)
-        add_sum_of_ranks_(x_TE, lambda into_TE: self._o.add_to_(into_TE, o_TF))
-        add_sum_of_ranks_(x_TE, partial(self._add_mlp_to_, x_TE))
+        x = ResidualStream(x_TE)
+        x = x + LayerOutput(lambda into_TE: self._o.add_to_(into_TE, o_TF))
+        x = x + LayerOutput(partial(self._add_mlp_to_, x_TE))
         return y_1RE
 
     def _add_mlp_to_(self, x_TE: torch.Tensor, into_TE: Any) -> None:
