@@ -281,9 +281,9 @@ class ReadingModel(FakeGpuModel):
         with self._reading():
             return super().forward(batch, kv_cache, pieces)
 
-    def logits(self, hidden: Residual, out: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden_SE: Residual, out: torch.Tensor | None = None) -> torch.Tensor:
         with self._reading():
-            return super().logits(hidden, out)
+            return super().logits(hidden_SE, out)
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

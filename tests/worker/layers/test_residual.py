@@ -84,9 +84,9 @@ def test_a_norm_around_a_layer_norms_what_is_added(mlp: GatedMLP) -> None:
 def test_a_layer_computes_no_norm_but_the_one_it_was_loaded_with(mlp: GatedMLP) -> None:
     x = ResidualStream(_tokens())
     with pytest.raises(AssertionError, match="another norm"):
-        x + mlp(OTHER(x))
+        _ = x + mlp(OTHER(x))
     with pytest.raises(AssertionError, match="computes a norm first"):
-        x + mlp(x)
+        _ = x + mlp(x)
 
 
 def test_a_stream_cannot_be_read_once_something_was_added_to_it(mlp: GatedMLP) -> None:
@@ -95,7 +95,7 @@ def test_a_stream_cannot_be_read_once_something_was_added_to_it(mlp: GatedMLP) -
     first, second = mlp(NORM(x)), mlp(NORM(x))
     y = x + first
     with pytest.raises(AssertionError, match="something was added"):
-        y + second
+        _ = y + second
 
 
 def test_only_a_layer_that_computes_wanted_tokens_alone_is_added_to_them(mlp: GatedMLP) -> None:
@@ -103,7 +103,7 @@ def test_only_a_layer_that_computes_wanted_tokens_alone_is_added_to_them(mlp: Ga
     wanted = WantedRows(np.array([0, 2, 0]), np.array([2]), None)
     x = ResidualStream(_tokens(), wanted)
     with pytest.raises(AssertionError, match="computes all tokens"):
-        x + mlp(NORM(x))
+        _ = x + mlp(NORM(x))
     ones = LayerOutput(lambda into: into.add_(torch.ones(2, 6)), wanted=wanted)  # type: ignore[union-attr]
     x = x + ones
     assert isinstance(x.values, torch.Tensor)
