@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel
 
 from configs.groups.field import MODEL, json_text, option
+from configs.quantization import QuantizationOption, option_help
 from configs.sampling import BY_NAME, FROM_MODEL
 
 _EXAMPLE = '{"temperature": 0.2, "top_p": 0.9}'
@@ -48,14 +49,12 @@ class ModelOptions(BaseModel):
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         MODEL, "auto", "Type of weights and KV cache. auto: bfloat16."
     )
-    quantization: Literal["auto", "none", "int8", "int4", "fp8"] = option(
+    quantization: QuantizationOption = option(
         MODEL,
         "auto",
-        "Quantization of the linear layers, done at load. int8: weights in 8 bits, one scale per output. int4: in 4 "
-        "bits, a scale and a minimum per 32 weights; the output head in 8. On CPUs both round inputs to 8 bits. "
-        "fp8 (GPUs only): e4m3, one scale per output, or the checkpoint's scales; the head stays as it is. "
-        "none: floats. auto: int8 on CPUs, fp8 on GPUs or int4 if the checkpoint was made for it (AWQ, GPTQ and W4A16 "
-        "are for int4), else none. Weights that a checkpoint already holds in as many bits stay as they are.",
+        f"Quantization of the linear layers, done at load. {option_help()} On CPUs inputs are rounded to 8 bits. none: "
+        "floats. auto: int8 on CPUs, fp8 on GPUs or int4 if the checkpoint was made for it (AWQ, GPTQ and W4A16 are "
+        "for int4), else none. Weights that a checkpoint already holds in as many bits stay as they are.",
     )
     generation_config: Literal["auto", "vllm"] = option(
         MODEL,

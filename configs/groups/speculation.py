@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from configs.groups.field import SCHEDULING, json_text, option
+from configs.quantization import QuantizationOption
 
 MAX_SPECULATIVE_TOKENS = 16
 # Methods by which the workers draft; the others draft in the scheduler, from tokens alone.
@@ -37,7 +38,7 @@ class SpeculativeConfig(BaseModel):
     # The draft model or the heads, as in the option `model`; "same" for the served model's own weights. Empty: none.
     model: str = ""
     # As the options of these names; they hold for the draft model.
-    quantization: Literal["auto", "none", "int8", "int4", "fp8"] = "auto"
+    quantization: QuantizationOption = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
     @model_validator(mode="after")

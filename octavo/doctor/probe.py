@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from configs.groups.speculation import SAME_MODEL
 from configs.options import Options
+from configs.quantization import KINDS, offered
 from runtime.model_files import PACKAGE_PREFIX, ModelFiles, ModelNotFoundError, resolve_model
 
 if TYPE_CHECKING:
@@ -134,10 +135,9 @@ def read_model(options: Options) -> Reading:
         block_size = with_block_size(options, config, dtype, on_gpu=on_gpu).block_size
     except PermanentError as error:
         return Reading(reader="model", refusal=str(error))
-    offered = ("fp8", "int4") if on_gpu else ("int8", "int4")
     quantization = options.quantization
     if quantization == "auto":
-        quantization = made_for if made_for in offered else "none"
+        quantization = made_for if made_for in offered(on_gpu=on_gpu) else "none"
     if on_gpu:
         from worker.gpu.build import weight_bytes
 
@@ -180,7 +180,7 @@ def _draft_model(options: Options, files: ModelFiles) -> "tuple[ModelConfig, tor
     config, made_for = config_of(files if is_same else _config_files(asked.model), "auto")
     dtypes = {"auto": model_dtype(options), "float32": torch.float32, "bfloat16": torch.bfloat16}
     quantization = made_for if asked.quantization == "auto" else asked.quantization
-    return config, dtypes[asked.dtype], quantization if quantization in _QUANTIZED else "none"
+    return config, dtypes[asked.dtype], quantization if quantization in offered(on_gpu=False) else "none"
 
 
 def _on_gpu(options: Options) -> bool:
@@ -206,24 +206,21 @@ def _config_files(model: str) -> ModelFiles:
     return ModelFiles(path=Path(config).parent, name=model.rsplit("/", 1)[-1])
 
 
-# Bytes of a weight, with its share of scales and minima.
-_QUANTIZED = {"int8": 1.0, "int4": 0.5 + 4 / 32}
-
-
 def _packed_bytes(config: "ModelConfig", itemsize: int, quantization: str) -> int:
     """The most bytes that a model's weights take as CPU kernels keep them: the embedding and the head are two tensors
     even if a checkpoint ties them, and a quantized model's head has 8 bits. In bfloat16, 12 of 16 bits may do."""
     from worker.models.registry import model_of
 
     total = 0.0
-    head = 1.0 if quantization in _QUANTIZED else itemsize
+    kind = KINDS.get(quantization)
+    head = 1.0 if kind else itemsize
     for name, shape in model_of(config).tensor_shapes(config).items():
         if name == "lm_head.weight":
             size = head
         elif len(shape) == 1 or name == "model.embed_tokens.weight":
             size = itemsize
         else:
-            size = _QUANTIZED.get(quantization, itemsize)
+            size = kind.param_bytes if kind else itemsize
         total += math.prod(shape) * size
     if config.tie_word_embeddings:
         total += config.vocab_size * config.hidden_size * head

@@ -10,9 +10,9 @@ from functools import partial
 import torch
 
 from configs.options import Options
+from configs.quantization import KINDS
 from kernels.backend import Backend, gpu_backend
 from kernels.kv_cache.layout import HEAD_SIZES
-from kernels.linear.weights import num_groups
 from runtime.model_files import ModelFiles, resolve_model
 from worker.device.device import Device
 from worker.errors import PermanentError, StepError
@@ -60,16 +60,11 @@ _KEPT = ("model.embed_tokens.weight", "lm_head.weight")
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, quantization: Quantization = "none") -> int:
-    """Bytes of all weights. With fp8, linear layers have a byte for each weight and a float32 scale for each output;
-    with int4, half a byte, and a float16 scale and minimum for each 32 inputs."""
+    """Bytes of all weights; linear layers have the bytes of their quantization."""
     total = 0
     for name, shape in model_of(config).tensor_shapes(config).items():
-        is_quantized = len(shape) > 1 and name not in _KEPT
-        if is_quantized and quantization == "fp8":
-            total += math.prod(shape) + 4 * math.prod(shape[:-1])
-        elif is_quantized and quantization == "int4":
-            num_inputs = math.prod(shape[-1:])
-            total += math.prod(shape[:-1]) * (num_inputs // 2 + 4 * num_groups(num_inputs))
+        if quantization != "none" and len(shape) > 1 and name not in _KEPT:
+            total += math.prod(shape[:-1]) * KINDS[quantization].row_bytes(math.prod(shape[-1:]))
         else:
             total += math.prod(shape) * dtype.itemsize
     return total

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from configs.options import Options
+from configs.quantization import offered
 from worker.cpu.build import _log, build_cpu_runner
 from worker.cpu.threaded_runner import ThreadedRunner
 from worker.device.select import select_device
@@ -23,8 +24,7 @@ _ONLY_ON_CPUS = {
 
 def check_cpu_options(options: Options) -> None:
     """Raises PermanentError for options that need a GPU, and warns of options without effect on a CPU."""
-    if options.quantization == "fp8":
-        raise PermanentError("quantization=fp8 is for GPUs only: use int8, int4 or none on a CPU")
+    _check_quantization(options, on_gpu=False)
     if options.kv_cache_dtype != "auto" and options.dtype == "float32":
         raise PermanentError(
             f"kv_cache_dtype={options.kv_cache_dtype} with dtype=float32 is for GPUs only: on a CPU use auto, or "
@@ -35,8 +35,7 @@ def check_cpu_options(options: Options) -> None:
 
 def check_gpu_options(options: Options) -> None:
     """Raises PermanentError for options that need a CPU, and warns of options without effect on a GPU."""
-    if options.quantization == "int8":
-        raise PermanentError("quantization=int8 is for CPUs only: use fp8, int4 or none on a GPU, or device=cpu")
+    _check_quantization(options, on_gpu=True)
     if options.num_redundant_experts:
         raise PermanentError(
             f"num_redundant_experts={options.num_redundant_experts}: copies of experts are for CPUs only so far; use 0 "
@@ -53,6 +52,15 @@ def check_gpu_options(options: Options) -> None:
             f"tensor_parallel_size, or device=cpu"
         )
     _warn(options, _ONLY_ON_CPUS, "on GPUs")
+
+
+def _check_quantization(options: Options, *, on_gpu: bool) -> None:
+    none, *kinds = offered(on_gpu=on_gpu)
+    if options.quantization not in ("auto", none, *kinds):
+        other, here = ("CPUs", "a GPU, or device=cpu") if on_gpu else ("GPUs", "a CPU")
+        raise PermanentError(
+            f"quantization={options.quantization} is for {other} only: use {', '.join(kinds)} or none on {here}"
+        )
 
 
 def _warn(options: Options, without_effect: dict[str, str], where: str) -> None:

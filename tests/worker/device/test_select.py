@@ -8,11 +8,11 @@ from triton import knobs
 
 from configs.load import load_options
 from configs.options import Options
+from configs.quantization import offered
 from worker.device.device import CudaDevice, InterpretedDevice
 from worker.device.select import Gpu, check_gpu, gpu_index, select_device
 from worker.errors import PermanentError
 from worker.process.build import check_cpu_options, check_gpu_options
-from worker.weights.quantization.kinds import _ON_GPUS
 
 H200 = Gpu(name="NVIDIA H200", capability=(9, 0))
 A100 = Gpu(name="NVIDIA A100-SXM4-80GB", capability=(8, 0))
@@ -144,7 +144,7 @@ def test_what_only_cpus_do_is_refused_on_gpus():
     check_cpu_options(options_of(quantization="int8"))
 
 
-@pytest.mark.parametrize("quantization", _ON_GPUS)
+@pytest.mark.parametrize("quantization", offered(on_gpu=True))
 def test_every_quantization_that_gpus_compute_is_taken_there(quantization: str):
     """The check of options and the loader must not disagree, as they did about int4."""
     check_gpu_options(options_of(quantization=quantization))

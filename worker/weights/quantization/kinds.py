@@ -1,9 +1,10 @@
 """Quantizations that backends compute with."""
 
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 
+from configs.quantization import Quantization, QuantizationName, QuantizationOption, offered
 from kernels.backend import Backend
 from kernels.gemm.quantize.checks import check_device, has_e4m3
 from kernels.linear.weights import (
@@ -21,28 +22,22 @@ from kernels.linear.weights import (
 )
 from worker.weights.reader import WeightsError
 
-Quantization = Literal["none", "int8", "int4", "fp8"]
-# auto: what the checkpoint was made for.
-QuantizationOption = Literal["auto", "none", "int8", "int4", "fp8"]
 QUANTIZATION_OPTIONS: tuple[str, ...] = get_args(QuantizationOption)
-
-_ON_CPUS: tuple[Quantization, ...] = ("none", "int8", "int4")
-_ON_GPUS: tuple[Quantization, ...] = ("none", "fp8", "int4")
 _LARGEST_HALF = torch.finfo(torch.float16).max
 
 
 def resolve_quantization(option: QuantizationOption, made_for: Quantization, backend: Backend) -> Quantization:
     """Returns the quantization that `option` means on this backend, for a checkpoint made for `made_for`. Raises
     WeightsError for one that the backend does not support."""
-    offered = _ON_CPUS if backend.gpu is None else _ON_GPUS
+    kinds = offered(on_gpu=backend.gpu is not None)
     if option == "auto":
-        can = made_for in offered and (made_for != "fp8" or has_e4m3(backend.device))
+        can = made_for in kinds and (made_for != "fp8" or has_e4m3(backend.device))
         return made_for if can else "none"
-    if option not in offered:
+    if option not in kinds:
         where, other = ("CPU", "a GPU") if backend.gpu is None else ("GPU", "a CPU")
         raise WeightsError(
             f"quantization={option} is computed on {other} only, and this is a {where} ({backend.name}): "
-            f"use quantization={offered[1]}, or one of auto, {', '.join(offered)}"
+            f"use quantization={kinds[1]}, or one of auto, {', '.join(kinds)}"
         )
     if option == "fp8":
         try:
@@ -52,7 +47,7 @@ def resolve_quantization(option: QuantizationOption, made_for: Quantization, bac
     return option
 
 
-def quantized(stored: Weight, quantization: Literal["int8", "int4", "fp8"]) -> Weight:
+def quantized(stored: Weight, quantization: QuantizationName) -> Weight:
     """Quantizes a stored weight, in float32. A weight that is already stored in this quantization stays as it is.
 
     With int4, a weight with numbers beyond float16 gets 8 bits, because int4's scales and minima are float16.
