@@ -29,7 +29,7 @@ from kernels.cpu_backend import cpu_backend
 from kernels.linear.native import LinearStruct
 from kernels.native.cores import num_usable_cores
 from kernels.native.library import KernelTimes, NativeKernels, Op
-from octavo.bench.profile import OpTimes
+from octavo.bench.profile import op_times
 from protos import inference_pb2, step_pb2
 from runtime.model_files import resolve_model
 from worker.cpu.executor import CpuExecutor
@@ -267,7 +267,7 @@ def measure(
     deadline = time.perf_counter() + seconds * len(batches)
     while len(steps[0]) < 7 or time.perf_counter() < deadline:
         for executor, batch, of_batch in zip(executors, batches, steps, strict=True):
-            with OpTimes() as times:
+            with op_times() as times:
                 start = time.perf_counter()
                 executor.greedy(batch, kv_cache)
                 total = time.perf_counter() - start

@@ -30,13 +30,12 @@ from pathlib import Path
 from typing import Any
 
 from configs.load import load_options
-from octavo.bench.datasets.chosen import DatasetKind, DatasetQuery
-from octavo.tune.bounds import Bounds, lasting
-from octavo.tune.query import Query, workload_of
-from octavo.tune.search.tuner import Effort
-from octavo.tune.space import product
+from octavo.lab.bounds import Bounds, lasting
+from octavo.lab.flags import DatasetKind, LoadFlags
+from octavo.lab.journal import Journal
+from octavo.lab.settings import GivenOptions, Setting
+from octavo.tune.query import workload_of
 from octavo.tune.trials.clusters import LocalClusters
-from octavo.tune.trials.journal import Journal
 from octavo.tune.trials.trials import Trials
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -180,44 +179,34 @@ def in_pairs(arguments: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -
     """Measures two settings in turns, at the higher one of the rates that were found for them: where a search stops
     depends on slow minutes. One that breaks the bounds there in most turns is measured again at its own rate."""
     flags = dict(zip(*[iter(_WORKLOADS[arguments.workload])] * 2, strict=True))
-    query = Query(
-        config=None,
-        option_flags={"model": _MODEL},
-        axes={},
-        dataset=DatasetQuery(
-            kind=DatasetKind(flags.get("--dataset", "random")),
-            path=arguments.output / _CHAT if "--dataset-path" in flags else None,
-            prompt_len=flags.get("--prompt-len", ""),
-            output_len=flags.get("--output-len", ""),
-        ),
-        min_prefix_hit_rate=float(flags.get("--min-prefix-hit-rate", 0.0)),
-        num_requests=int(flags["--num-requests"]),
-        burstiness=1.0,
-        seed=0,
-        bounds=Bounds(**{name: float(flags[flag]) for name, flag in _BOUNDS.items() if flag in flags}),
-        effort=Effort(),
-        output=arguments.output / "pairs",
-        restarts=False,
-        profiles=False,
-        command="",
+    load = LoadFlags(
+        dataset=DatasetKind(flags.get("--dataset", "random")),
+        dataset_path=arguments.output / _CHAT if "--dataset-path" in flags else None,
+        prompt_len=flags.get("--prompt-len", ""),
+        output_len=flags.get("--output-len", ""),
     )
-    workload = workload_of(query, load_options(None, {"model": _MODEL}))
-    candidates = [product({name: (value,) for name, value in setting(row).items()})[0] for row in rows]
+    bounds = Bounds(**{name: float(flags[flag]) for name, flag in _BOUNDS.items() if flag in flags})
+    hit_rate = float(flags.get("--min-prefix-hit-rate", 0.0))
+    options = load_options(None, {"model": _MODEL})
+    workload = workload_of(load, int(flags["--num-requests"]), options, hit_rate=hit_rate)
+    settings = [Setting(tuple(setting(row).items())) for row in rows]
     rates = [float(row["measured"]["request_rate"]) for row in rows]
     found: list[list[Mapping[str, Any]]] = [[], []]
-    clusters = LocalClusters(None, {"model": _MODEL, "kv_cache_memory": 0.5}, query.output / "logs")
-    journal = Journal(query.output / "state.jsonl", {"rows": [setting(row) for row in rows], "rates": rates})
-    trials = Trials(clusters, journal, workload, query.bounds)
+    output = arguments.output / "pairs"
+    given = GivenOptions(config=None, flags={"model": _MODEL, "kv_cache_memory": 0.5})
+    common = {"rows": [setting(row) for row in rows], "rates": rates}
+    journal = Journal(output / "state.jsonl", common, advice="give another --output")
+    trials = Trials(LocalClusters(given, output / "logs"), journal, workload, bounds)
     try:
         for turn in range(arguments.rounds):
             for which in (0, 1) if turn % 2 == 0 else (1, 0):
-                found[which].append(trials.again(candidates[which], f"pair {turn}", max(rates)))
-        kept = [2 * sum(not query.bounds.broken_by(each) for each in numbers) > len(numbers) for numbers in found]
+                found[which].append(trials.again(settings[which], f"pair {turn}", max(rates)))
+        kept = [2 * sum(not bounds.broken_by(each) for each in numbers) > len(numbers) for numbers in found]
         at = [max(rates) if kept[which] else rates[which] for which in (0, 1)]
         for which in (0, 1):
             if at[which] < max(rates):
                 found[which] = [
-                    trials.again(candidates[which], f"pair {turn}", at[which]) for turn in range(arguments.rounds)
+                    trials.again(settings[which], f"pair {turn}", at[which]) for turn in range(arguments.rounds)
                 ]
     finally:
         trials.close()

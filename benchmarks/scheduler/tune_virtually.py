@@ -19,14 +19,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from octavo.bench.datasets.chosen import DatasetKind, DatasetQuery, choose
-from octavo.tune.bounds import Bounds, lasting
+from octavo.bench.datasets.chosen import choose
+from octavo.lab.bounds import Bounds, lasting
+from octavo.lab.flags import DatasetKind, LoadFlags
+from octavo.lab.journal import Journal
+from octavo.lab.settings import Setting, grid
 from octavo.tune.progress import Progress
 from octavo.tune.rates import highest_rate
 from octavo.tune.search.results import Found
 from octavo.tune.search.tuner import Effort, Tuner
-from octavo.tune.space import Candidate, grid
-from octavo.tune.trials.journal import Journal
 from octavo.tune.workload import TuneWorkload
 from tests.support.scheduler.plan import LinearCost
 from tests.support.scheduler.simulated_clusters import SimulatedClusters
@@ -38,7 +39,7 @@ _WORKLOADS: Mapping[str, tuple[dict[str, Any], Bounds]] = {
     "random": ({"prompt_len": "uniform:64:192", "output_len": "uniform:16:64"}, Bounds(itl_ms=100.0)),
     "prefix": (
         {
-            "kind": DatasetKind.PREFIXES,
+            "dataset": DatasetKind.PREFIXES,
             "prefix_len": 240,
             "num_prefixes": 1,
             "prompt_len": "400",
@@ -52,7 +53,7 @@ _WORKLOADS: Mapping[str, tuple[dict[str, Any], Bounds]] = {
 
 def workload_of(name: str) -> TuneWorkload:
     return TuneWorkload(
-        dataset=choose(DatasetQuery(**_WORKLOADS[name][0])), num_requests=48, vocab_size=10_000, max_model_len=512
+        dataset=choose(LoadFlags(**_WORKLOADS[name][0])), num_requests=48, vocab_size=10_000, max_model_len=512
     )
 
 
@@ -60,14 +61,13 @@ def tune(name: str, effort: Effort, noise: float, seed: int, start: float) -> tu
     """Returns what was found, and the seconds of the virtual clock."""
     clusters = SimulatedClusters(lambda options: _COST, noise=noise, seed=seed)
     with tempfile.TemporaryDirectory() as directory, Progress(hidden=True) as watcher:
-        journal = Journal(Path(directory) / "state.jsonl", {})
+        journal = Journal(Path(directory) / "state.jsonl", {}, advice="")
         tuner = Tuner(
             _grid(),
             workload_of(name),
             _WORKLOADS[name][1],
             effort,
             clusters=clusters,
-            options_of=clusters.options,
             journal=journal,
             traces=Path(directory) / "traces",
             watcher=watcher,
@@ -79,21 +79,21 @@ def tune(name: str, effort: Effort, noise: float, seed: int, start: float) -> tu
     return found, clusters.seconds + start * clusters.num_starts
 
 
-def _grid() -> list[Candidate]:
+def _grid() -> list[Setting]:
     return grid({"max_num_seqs": _ROWS, "max_num_batched_tokens": _BUDGETS})
 
 
-def truth(name: str) -> dict[Candidate, float]:
+def truth(name: str) -> dict[Setting, float]:
     """The throughput within the bounds of every setting, without noise and by a fine search."""
     workload, bounds = workload_of(name), _WORKLOADS[name][1]
     clusters = SimulatedClusters(lambda options: _COST, noise=0.0)
     found = {}
-    for candidate in _grid():
-        with clusters.open(candidate, {}) as cluster:
+    for setting in _grid():
+        with clusters.open(setting, {}) as cluster:
             best = highest_rate(
                 lambda rate, cluster=cluster: cluster.measure(workload.load(rate)), bounds, max_runs=15, close=1.01
             )
-        found[candidate] = 0.0 if best.rate is None else lasting(best.rate, best.measured)
+        found[setting] = 0.0 if best.rate is None else lasting(best.rate, best.measured)
     return found
 
 
@@ -117,7 +117,7 @@ def main() -> None:
             )
             whole, grid_s = tune(name, Effort(is_exhaustive=True), arguments.noise, 2 * seed + 1, arguments.start)
             for key, found in (("tuned", tuned), ("grid", whole)):
-                ratios[key].append(true[found.best.candidate] / best if found.best else 0.0)
+                ratios[key].append(true[found.best.setting] / best if found.best else 0.0)
             shares.append(tune_s / grid_s)
         line = {
             "workload": name,

@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from configs.options import Options
-from octavo.bench.datasets.chosen import DatasetQuery, choose
+from octavo.bench.datasets.chosen import choose
+from octavo.lab.flags import LoadFlags
+from octavo.lab.settings import GivenOptions, Setting, grid, parse_assignments
 from octavo.plan.costs.fitted import fit
 from octavo.plan.costs.model_shape import read_shape
 from octavo.plan.recorded import Recording, read_recording
 from octavo.plan.simulate import simulate
 from octavo.plan.targets import measured_settings
 from octavo.plan.workload import Workload
-from octavo.tune.bounds import as_predicted
-from octavo.tune.space import Candidate, parse_assignments, product
 from octavo.tune.trials.clusters import LocalClusters
 from octavo.tune.workload import TuneWorkload
 
@@ -47,8 +47,8 @@ def _setting(text: str) -> dict[str, str]:
     return {name: values[0] for name, values in parse_assignments(text.split(","), "--other").items()}
 
 
-def _candidate(values: Mapping[str, str]) -> Candidate:
-    (found,) = product({name: (value,) for name, value in values.items()})
+def _point(values: Mapping[str, str]) -> Setting:
+    (found,) = grid({name: (value,) for name, value in values.items()})
     return found
 
 
@@ -63,7 +63,7 @@ class Recorded:
 def _predicted(workload: Workload, recordings: Sequence[Recording], options: Options) -> dict[str, Any]:
     samples = [sample for each in recordings for sample in each.measurements().samples]
     settings = measured_settings(recordings[0].measurements(), options)
-    return as_predicted(simulate(settings, fit(samples), workload))
+    return simulate(settings, fit(samples), workload).measured()
 
 
 def _recalibrated(workload: Workload, around: Sequence[Recorded], base: Options, options: Options) -> dict[str, Any]:
@@ -88,15 +88,16 @@ def main() -> None:
     arguments = parser.parse_args()
     shape = read_shape(arguments.model)
     workload = TuneWorkload(
-        dataset=choose(DatasetQuery(prompt_len=arguments.prompt_len, output_len=arguments.output_len)),
+        dataset=choose(LoadFlags(prompt_len=arguments.prompt_len, output_len=arguments.output_len)),
         num_requests=arguments.num_requests,
         vocab_size=shape.vocab_size,
         max_model_len=shape.max_model_len,
     )
     others = arguments.other or [_setting(each) for each in _OTHERS]
     with tempfile.TemporaryDirectory() as directory:
-        clusters = LocalClusters(None, {"model": arguments.model, "kv_cache_memory": 0.5}, Path(directory) / "logs")
-        load, base = workload.load(arguments.rate), _candidate(arguments.base)
+        given = GivenOptions(config=None, flags={"model": arguments.model, "kv_cache_memory": 0.5})
+        clusters = LocalClusters(given, Path(directory) / "logs")
+        load, base = workload.load(arguments.rate), _point(arguments.base)
 
         def record(number: int) -> Recorded:
             trace = Path(directory) / f"run{number}.trace"
@@ -104,14 +105,14 @@ def main() -> None:
                 measured = cluster.measure(load)
             return Recorded(recording=read_recording(clusters.traces(trace)), measured=measured)
 
-        def show(candidate: Candidate, **sources: Mapping[str, Any]) -> None:
+        def show(setting: Setting, **sources: Mapping[str, Any]) -> None:
             line = {
-                "setting": candidate.label,
-                "is_recorded": candidate == base,
+                "setting": setting.label,
+                "is_recorded": setting == base,
                 **{f"{source}_{name}": round(each[name], 2) for source, each in sources.items() for name in _SHOWN},
             }
             parts = [f"{name} {' / '.join(f'{each[name]:.4g}' for each in sources.values())}" for name in _SHOWN]
-            text = f"{candidate.label} ({' / '.join(sources)}): {', '.join(parts)}"
+            text = f"{setting.label} ({' / '.join(sources)}): {', '.join(parts)}"
             print(json.dumps(line) if arguments.json else text, flush=True)
 
         first = before = record(0)
@@ -119,14 +120,14 @@ def main() -> None:
         predicted = _predicted(requests, [first.recording], clusters.options(base, {}))
         show(base, predicted=predicted, measured=first.measured)
         for number, values in enumerate(others, 1):
-            candidate = _candidate(arguments.base | values)
-            options = clusters.options(candidate, {})
-            with clusters.open(candidate, {}) as cluster:
+            setting = _point(arguments.base | values)
+            options = clusters.options(setting, {})
+            with clusters.open(setting, {}) as cluster:
                 measured = cluster.measure(load)
             after = record(number)
             predicted = _predicted(requests, [first.recording], options)
             again = _recalibrated(requests, (before, after), clusters.options(base, {}), options)
-            show(candidate, predicted=predicted, recalibrated=again, measured=measured)
+            show(setting, predicted=predicted, recalibrated=again, measured=measured)
             before = after
 
 

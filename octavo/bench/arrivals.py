@@ -2,16 +2,10 @@
 
 import math
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
-
-class Ramp(StrEnum):
-    """How the rate goes from its start to its end over the requests: by equal steps, or by equal factors."""
-
-    LINEAR = "linear"
-    EXPONENTIAL = "exponential"
+from octavo.lab.flags import Ramp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

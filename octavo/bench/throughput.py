@@ -5,9 +5,11 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, astuple
 
+import numpy as np
+
 from configs.options import Options
 from configs.sampling import PARAMETERS
-from octavo.bench.profile import StepProfile
+from octavo.bench.profile import StepProfile, op_times
 from octavo.bench.workload import random_prompts
 from octavo.client.errors import InvalidRequest
 from octavo.local.engine import Engine, StepTimes, build_engine
@@ -67,7 +69,8 @@ class Bench:
             drafts, accepted = self._engine.num_draft_tokens
             extra |= {"draft_tokens": drafts - num_drafts, "accepted_draft_tokens": accepted - num_accepted}
         if profile:
-            with StepProfile(self._engine) as profiled:
+            with op_times() as ops:
+                profiled = StepProfile(self._engine, ops)
                 self._run(concurrency, min(_PROFILED_TOKENS, self._output_len), lambda count: None)
             extra |= profiled.split()
         return Report(
@@ -138,4 +141,42 @@ def _time_split(before: StepTimes, after: StepTimes) -> dict[str, object]:
         "step_ms": total,
         **{f"step_{part}_ms": value for part, value in parts.items()},
         "step_other_ms": round(total - sum(parts.values()), 4),
+    }
+
+
+# As in vLLM's benchmark.
+_PERCENTILES = (10, 25, 50, 75, 90, 99)
+
+
+def measure_latency(
+    bench: Bench, batch_size: int, *, num_iters: int, num_iters_warmup: int, on_done: Callable[[int], None]
+) -> dict[str, object]:
+    """Runs the batch num_iters times. on_done is called with 1 after each run, those of the warm-up included.
+
+    Keys: model, dtype, batch_size, prompt_len, output_len, num_iters; latency_s, its mean, with _std, _min, _p10 to
+    _p99; ttft_s and itl_ms, their medians over all runs and requests.
+    """
+    reports: list[Report] = []
+    for number in range(num_iters_warmup + num_iters):
+        # The warm-up of each measurement is the iterations before it.
+        report = bench.measure(batch_size, profile=False, on_tokens=lambda count: None, warms_up=False)
+        if number >= num_iters_warmup:
+            reports.append(report)
+        on_done(1)
+    seconds = np.array([report.duration for report in reports])
+    traces = [trace for report in reports for trace in report.traces]
+    first = reports[0]
+    return {
+        "model": first.model,
+        "dtype": first.dtype,
+        "batch_size": batch_size,
+        "prompt_len": first.prompt_len,
+        "output_len": first.output_len,
+        "num_iters": num_iters,
+        "latency_s": round(float(seconds.mean()), 5),
+        "latency_s_std": round(float(seconds.std()), 5),
+        "latency_s_min": round(float(seconds.min()), 5),
+        **{f"latency_s_p{p}": round(float(np.percentile(seconds, p)), 5) for p in _PERCENTILES},
+        "ttft_s_p50": round(float(np.median([trace.ttft for trace in traces])), 5),
+        "itl_ms_p50": round(float(np.median([gap for trace in traces for gap in trace.itl] or [0.0])) * 1e3, 4),
     }

@@ -14,18 +14,16 @@ import annotated_types
 import typer
 from pydantic.fields import FieldInfo
 
-from configs.load import load_options
+from configs.load import ConfigError
 from configs.options import Options
 from configs.vllm_names import NAMES, SHORT_FLAGS, SWITCHES
 from octavo.client.errors import Unavailable
+from octavo.lab.settings import GivenOptions
 
 if TYPE_CHECKING:
     import ssl
 
     import grpc
-
-# How lengths of prompts and outputs are given.
-LENGTHS = "N, uniform:LOW:HIGH or lognormal:MEAN:SIGMA"
 
 # Lets --max_num_seqs stand for --max-num-seqs.
 SNAKE_CASE_FLAGS = {"token_normalize_func": lambda flag: flag.replace("_", "-")}
@@ -55,9 +53,32 @@ def with_option_flags(command: Callable[..., Any], names: Collection[str] = Opti
     return command
 
 
+def given_options(config: Path | None, flags: dict[str, Any]) -> GivenOptions:
+    return GivenOptions(config=config, flags={name: value for name, value in flags.items() if value is not None})
+
+
 def options_from_flags(config: Path | None, flags: dict[str, Any]) -> Options:
     """The options from the file, the environment and the flags that were given. Raises ConfigError."""
-    return load_options(config, {name: value for name, value in flags.items() if value is not None})
+    return given_options(config, flags).options()
+
+
+@contextlib.contextmanager
+def plan_packages(command: str) -> Iterator[None]:
+    """Says how to install the packages of a command whose import fails. Raises ConfigError."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{command} needs the package {error.name}: pip install 'octavo[plan]'") from None
+
+
+@contextlib.contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Tells after Ctrl-C that nothing is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"what was measured is kept in {folder}; the same command goes on from there", err=True)
+        raise
 
 
 def _flag(name: str, info: FieldInfo) -> inspect.Parameter:
@@ -120,6 +141,38 @@ def _range_and_default(info: FieldInfo) -> str:
         default = ",".join(map(str, default))
     parts = [f"default {default}" if default != "" else "", " ".join(filter(None, (low, high)))]
     return f"[dim]({'; '.join(filter(None, parts))})[/]" if any(parts) else ""
+
+
+JSON = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object per line, for programs, and no progress bar.")
+]
+
+
+def parse_counts(
+    text: str, flag: str, wanted: str = "a list of numbers above 0, as in 1,8", *, count: int | None = None
+) -> list[int]:
+    """Parses numbers above 0 with commas. count: how many there must be. Raises typer.BadParameter."""
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts) or count not in (None, len(parts)):
+        raise typer.BadParameter(f"{text!r} is not {wanted}", param_hint=flag)
+    return [int(part) for part in parts]
+
+
+def parse_rates(text: str) -> list[float]:
+    """Parses rates. Raises typer.BadParameter."""
+    found = []
+    for part in text.split(","):
+        try:
+            rate = float(part)
+        except ValueError:
+            rate = 0.0
+        if not rate > 0:
+            raise typer.BadParameter(
+                f"{part} is not above 0: give requests per second, inf, or several as in 1,2,4",
+                param_hint="--request-rate",
+            )
+        found.append(rate)
+    return found
 
 
 TARGET = Annotated[str, typer.Option(metavar="HOST:PORT", help="A router, or one scheduler.")]

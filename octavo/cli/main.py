@@ -9,8 +9,7 @@ import typer
 
 import runtime.grpc_setup.quiet  # noqa: F401 (before grpc)
 from configs.load import ConfigError
-from octavo.cli import admin, call, doctor, keys, plan, pull, replay, run_batch, tune, up, version
-from octavo.cli.bench import group as bench
+from octavo.cli import admin, bench, call, machine, plan, replay, run_batch, tune, up
 from octavo.client.errors import OctavoError
 from octavo.cluster.errors import ClusterError
 from runtime.hub.errors import HubError
@@ -30,11 +29,11 @@ app = typer.Typer(
 )
 # The panels of `octavo --help`, in order: what a user wants to do, and the commands for it.
 GROUPS: dict[str, tuple[Callable[[typer.Typer, str], None], ...]] = {
-    "Serve a model": (up.register, pull.register, doctor.register),
+    "Serve a model": (up.register, machine.register_pull, machine.register_doctor),
     "Ask a model": (call.register, run_batch.register),
-    "Look inside": (admin.register_top, admin.register_explain, replay.register, version.register),
+    "Look inside": (admin.register_top, admin.register_explain, replay.register, machine.register_version),
     "Measure and plan": (bench.register, tune.register, plan.register),
-    "Operate a cluster": (admin.register_migrate, admin.register_cache, keys.register),
+    "Operate a cluster": (admin.register_migrate, admin.register_cache, machine.register_keys),
 }
 for group, registers in GROUPS.items():
     for register in registers:

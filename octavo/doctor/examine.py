@@ -1,20 +1,28 @@
-"""All checks, in the order of the page."""
+"""All checks in the order of the page, and the page: a table for people, a line of JSON a check for programs."""
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from configs.options import Options
-from octavo.doctor.check import Check, State, problem
-from octavo.doctor.machine import Machine
-from octavo.doctor.subjects.clock import check_clock
-from octavo.doctor.subjects.cores import check_cores
-from octavo.doctor.subjects.cpu import check_compiler, check_cpu
+from octavo.doctor.machine import Check, Machine, State, problem
+from octavo.doctor.subjects.cpu import check_compiler, check_cores, check_cpu, check_huge_pages
 from octavo.doctor.subjects.disk import check_caches, check_disk
 from octavo.doctor.subjects.gpu import check_driver, check_gpu
-from octavo.doctor.subjects.huge_pages import check_huge_pages
-from octavo.doctor.subjects.limits import check_open_files, check_processes
+from octavo.doctor.subjects.limits import (
+    check_clock,
+    check_open_files,
+    check_ports,
+    check_processes,
+    check_runtime_directory,
+)
 from octavo.doctor.subjects.memory import check_memory
 from octavo.doctor.subjects.packages import check_packages, check_torch, check_triton
-from octavo.doctor.subjects.ports import check_ports, check_runtime_directory
+from octavo.reports import print_json
 
 _CHECKS: dict[str, Callable[[Machine], Iterator[Check]]] = {
     # The compiler first: it builds the kernels that the probe checks, and takes its time.
@@ -61,3 +69,43 @@ def _check_refusal(machine: Machine) -> Iterator[Check]:
 def problems(options: Options) -> list[Check]:
     """The lines that say why a cluster with these options fails here."""
     return [check for check in examine(Machine(options=options)) if check.state is State.PROBLEM]
+
+
+_STYLES = {State.OK: "green", State.NOTE: "yellow", State.PROBLEM: "bold red"}
+
+
+def print_page(checks: Iterable[Check], console: Console) -> list[Check]:
+    """Prints a table of all checks and their count. Returns the checks."""
+    with console.status("looking at this machine"):
+        found = list(checks)
+    console.print(table_of(found))
+    counts = Counter(check.state for check in found)
+    words = [
+        f"{counts[state]} {state}{'s' * (counts[state] > 1)}" for state in (State.PROBLEM, State.NOTE) if counts[state]
+    ]
+    console.print(f"{', '.join(words)}." if words else "Nothing to do.", highlight=False)
+    return found
+
+
+def print_lines(checks: Iterable[Check]) -> list[Check]:
+    """Prints each check as one JSON object: subject, state, found, advice. Returns the checks."""
+    found: list[Check] = []
+    for check in checks:
+        found.append(check)
+        print_json(asdict(check))
+    return found
+
+
+def table_of(checks: Sequence[Check]) -> Table:
+    """One row a check, with its advice on a line below what was found."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for check in checks:
+        style = _STYLES[check.state]
+        text = Text(check.found)
+        if check.advice:
+            text.append(f"\nto do: {check.advice}", style)
+        table.add_row(Text(check.state, style), Text(check.subject, "bold"), text)
+    return table

@@ -1,13 +1,13 @@
-"""The machine as checks see it: the options, what nvidia-smi lists, and what PyTorch says in a process of its own."""
+"""The machine as checks see it, and the lines that they yield."""
 
 import csv
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from configs.options import Options
 from kernels.native.cores import num_usable_cores
 from octavo.cluster.runtime_files import child_environment
 from octavo.doctor.probe import READERS, Reading
+from octavo.lab.nvidia_smi import NvidiaSmiError, nvidia_smi
 
 # PyTorch's import takes a second, and minutes from a cold network disk.
 PROBE_TIMEOUT = 120.0
 _ROOT = Path(__file__).resolve().parents[2]
-_NVIDIA_SMI_TIMEOUT = 20.0
 _FIELDS = ("name", "memory.total", "memory.free", "driver_version", "compute_cap")
 
 
@@ -78,29 +78,20 @@ class Machine:
 
 def list_gpus() -> GpuListing:
     """Asks nvidia-smi."""
-    if (command := shutil.which("nvidia-smi")) is None:
+    try:
+        answer = nvidia_smi(f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
+    except NvidiaSmiError as error:
+        return GpuListing(error=str(error))
+    if answer is None:
         return GpuListing()
     try:
-        result = subprocess.run(
-            [command, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=_NVIDIA_SMI_TIMEOUT,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return GpuListing(error=str(error))
-    output = (result.stdout.strip() or result.stderr.strip() or f"exit code {result.returncode}").splitlines()[0]
-    if result.returncode:
-        return GpuListing(error=output)
-    try:
-        rows = [[cell.strip() for cell in row] for row in csv.reader(result.stdout.splitlines()) if row]
+        rows = [[cell.strip() for cell in row] for row in csv.reader(answer.splitlines()) if row]
         gpus = tuple(
             ListedGpu(name=name, total=_mib(total), free=_mib(free), driver=driver, capability=capability)
             for name, total, free, driver, capability in rows
         )
     except ValueError:
-        return GpuListing(error=f"it lists a GPU as {output!r}")
+        return GpuListing(error=f"it lists a GPU as {answer.strip().splitlines()[0]!r}")
     return GpuListing(gpus=gpus)
 
 
@@ -144,3 +135,42 @@ def cpu_name() -> str:
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
     named = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return named[1].strip() if named else "CPU"
+
+
+class State(StrEnum):
+    """How a subject is. OK: nothing to do. NOTE: a cluster runs, but could run better. PROBLEM: a cluster with these
+    options does not start, fails later, or is several times slower than it should be."""
+
+    OK = "ok"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A result. advice: what to do; empty exactly if the state is OK."""
+
+    subject: str
+    state: State
+    found: str
+    advice: str = ""
+
+    def __post_init__(self) -> None:
+        assert (self.state is State.OK) == (not self.advice), self
+
+
+def ok(subject: str, found: str) -> Check:
+    return Check(subject=subject, state=State.OK, found=found)
+
+
+def note(subject: str, found: str, advice: str) -> Check:
+    return Check(subject=subject, state=State.NOTE, found=found, advice=advice)
+
+
+def problem(subject: str, found: str, advice: str) -> Check:
+    return Check(subject=subject, state=State.PROBLEM, found=found, advice=advice)
+
+
+def gib(num_bytes: float) -> str:
+    """Formats bytes, as "1.5 GiB" or "12 MiB"."""
+    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:,.0f} MiB"

@@ -1,6 +1,7 @@
 """Draws a plan's outcomes into one PNG."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,74 +9,52 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from octavo.plan.errors import PlanError
-from octavo.plan.grid import AXES, Limits, Outcome, violations
-from octavo.plan.report import step_split
-from octavo.plan.simulate import Run
+from octavo.lab.bounds import Bounds
+from octavo.lab.errors import PlanError
+from octavo.lab.figures import save
+from octavo.lab.settings import SHORT
+from octavo.plan.grid import Outcome
+from octavo.plan.report import axes_that_differ, step_split
 
 _BEST, _WITHIN, _OVER = "#c44e52", "#4c72b0", "#b0b0b0"
-_SHORT = {
-    "max_num_seqs": "seqs",
-    "max_num_batched_tokens": "tokens",
-    "tensor_parallel_size": "TP",
-    "pipeline_parallel_size": "PP",
-    "data_parallel_size": "DP",
-}
 _MAX_BARS = 24
 # Points closer than this fraction of the plot get one label.
 _SAME_PLACE = 0.025
 
-_Ran = Sequence[tuple[Outcome, Run]]
 
-
-def draw(path: Path, outcomes: Sequence[Outcome], limits: Limits, best: Outcome | None, *, title: str) -> None:
+def draw(path: Path, outcomes: Sequence[Outcome], limits: Bounds, best: Outcome | None, *, title: str) -> None:
     """Draws throughput against latency, a map over two axes of the grid if it has two, and how steps spend their time.
 
-    Raises PlanError if no setting ran, or the file cannot be written.
+    Raises PlanError if no setting ran, and ConfigError if the file cannot be written.
     """
-    ran = [(outcome, outcome.run) for outcome in outcomes if outcome.run]
+    ran = [outcome for outcome in outcomes if outcome.run]
     if not ran:
         raise PlanError("--plot: no setting fits, so there is nothing to draw")
-    axes = [axis for axis in AXES if len({getattr(outcome.setting, axis) for outcome, _ in ran}) > 1]
+    axes = axes_that_differ(ran)
     has_maps = len(axes) >= 2
     figure = Figure(figsize=(13, 13.5 if has_maps else 9.5), layout="constrained")
     figure.suptitle(title, fontsize=12)
     grid = figure.add_gridspec(3 if has_maps else 2, 2)
-    _scatter(figure.add_subplot(grid[0, 0]), ran, limits, best, "ITL p99, ms", lambda run: run.gaps, limits.itl_ms)
-    _scatter(figure.add_subplot(grid[0, 1]), ran, limits, best, "TTFT p99, ms", lambda run: run.ttft, limits.ttft_ms)
+    _scatter(figure.add_subplot(grid[0, 0]), ran, best, "ITL p99, ms", "itl_ms_p99", limits.itl_ms)
+    _scatter(figure.add_subplot(grid[0, 1]), ran, best, "TTFT p99, ms", "ttft_ms_p99", limits.ttft_ms)
     if has_maps:
         cells = _Cells(ran, axes)
-        cells.draw(figure.add_subplot(grid[1, 0]), "output tokens/s", lambda run: run.output_tokens_per_second)
-        cells.draw(figure.add_subplot(grid[1, 1]), "ITL p99, ms", lambda run: run.percentile_ms(run.gaps))
+        cells.draw(figure.add_subplot(grid[1, 0]), "output tokens/s", "output_tok_s")
+        cells.draw(figure.add_subplot(grid[1, 1]), "ITL p99, ms", "itl_ms_p99")
     _split(figure.add_subplot(grid[-1, :]), ran, axes)
-    try:
-        figure.savefig(path, dpi=120)
-    except (OSError, ValueError) as error:
-        raise PlanError(f"--plot: cannot write {path}: {error}") from None
+    save(figure, path, "--plot")
 
 
-def _label(outcome: Outcome, axes: Sequence[str]) -> str:
-    return " ".join(f"{_SHORT[axis]} {getattr(outcome.setting, axis)}" for axis in axes)
-
-
-def _scatter(
-    plot: Axes,
-    ran: _Ran,
-    limits: Limits,
-    best: Outcome | None,
-    name: str,
-    column: Callable[[Run], np.ndarray],
-    limit: float | None,
-) -> None:
+def _scatter(plot: Axes, ran: Sequence[Outcome], best: Outcome | None, name: str, key: str, limit: float) -> None:
     """Draws a point per setting, labelled with its number in the chart below."""
-    points = np.array([(run.percentile_ms(column(run)), run.output_tokens_per_second) for _, run in ran])
-    colors = [_BEST if o is best else _OVER if violations(run, limits) else _WITHIN for o, run in ran]
+    points = np.array([(each.numbers[key], each.numbers["output_tok_s"]) for each in ran])
+    colors = [_BEST if each is best else _OVER if each.late else _WITHIN for each in ran]
     plot.scatter(*points.T, c=colors, s=45, zorder=3)
     # The Pareto front: no other point is better in both.
     order = np.lexsort((-points[:, 1], points[:, 0]))
     front = [i for n, i in enumerate(order) if points[i, 1] > max(points[order[:n], 1], default=0.0)]
     plot.plot(*points[front].T, color=_WITHIN, alpha=0.4, linewidth=1)
-    if limit is not None:
+    if math.isfinite(limit):
         plot.axvline(limit, color=_BEST, linestyle="--", linewidth=1, label="limit")
         plot.legend(fontsize=8)
     plot.margins(0.12)
@@ -96,23 +75,23 @@ def _scatter(
 class _Cells:
     """A map over the two axes with the most values. Each cell shows its setting with the most throughput."""
 
-    def __init__(self, ran: _Ran, axes: Sequence[str]) -> None:
+    def __init__(self, ran: Sequence[Outcome], axes: Sequence[str]) -> None:
         def values_of(axis: str) -> list[int]:
-            return sorted({getattr(outcome.setting, axis) for outcome, _ in ran})
+            return sorted({outcome.setting.value(axis) for outcome in ran})
 
         self._x_axis, self._y_axis = sorted(axes, key=lambda axis: -len(values_of(axis)))[:2]
         self._xs, self._ys = values_of(self._x_axis), values_of(self._y_axis)
-        self._runs: dict[tuple[int, int], Run] = {}
-        for outcome, run in sorted(ran, key=lambda pair: pair[1].output_tokens_per_second):
-            x, y = getattr(outcome.setting, self._x_axis), getattr(outcome.setting, self._y_axis)
-            self._runs[self._ys.index(y), self._xs.index(x)] = run
+        self._best: dict[tuple[int, int], Outcome] = {}
+        for outcome in sorted(ran, key=lambda outcome: outcome.numbers["output_tok_s"]):
+            x, y = outcome.setting.value(self._x_axis), outcome.setting.value(self._y_axis)
+            self._best[self._ys.index(y), self._xs.index(x)] = outcome
         others = [axis for axis in axes if axis not in (self._x_axis, self._y_axis)]
-        self._note = f" (with the best {', '.join(others)})" if len(self._runs) < len(ran) else ""
+        self._note = f" (with the best {', '.join(others)})" if len(self._best) < len(ran) else ""
 
-    def draw(self, plot: Axes, name: str, value: Callable[[Run], float]) -> None:
+    def draw(self, plot: Axes, name: str, key: str) -> None:
         values = np.full((len(self._ys), len(self._xs)), np.nan)
-        for cell, run in self._runs.items():
-            values[cell] = value(run)
+        for cell, outcome in self._best.items():
+            values[cell] = outcome.numbers[key]
         image = plot.imshow(values, cmap="viridis", origin="lower", aspect="auto")
         middle = (np.nanmin(values) + np.nanmax(values)) / 2
         for (y, x), number in np.ndenumerate(values):
@@ -126,16 +105,16 @@ class _Cells:
         plot.figure.colorbar(image, ax=plot)
 
 
-def _split(plot: Axes, ran: _Ran, axes: Sequence[str]) -> None:
+def _split(plot: Axes, ran: Sequence[Outcome], axes: Sequence[str]) -> None:
     shown = ran[:_MAX_BARS]
-    names = [f"{number} {_label(outcome, axes)}".strip() for number, (outcome, _) in enumerate(shown, 1)]
+    labels = [" ".join(f"{SHORT[axis]} {each.setting.value(axis)}" for axis in axes) for each in shown]
+    names = [f"{number} {label}".strip() for number, label in enumerate(labels, 1)]
     left = np.zeros(len(shown))
-    splits = [step_split(run) for _, run in shown]
-    for part in shown[0][1].part_seconds:
+    splits = [step_split(each.run) for each in shown if each.run]
+    for part in dict.fromkeys(part for split in splits for part in split):
         shares = np.array([split.get(part, 0.0) for split in splits])
-        if shares.any():
-            plot.barh(range(len(shown)), shares, left=left, label=part, height=0.7)
-            left += shares
+        plot.barh(range(len(shown)), shares, left=left, label=part, height=0.7)
+        left += shares
     plot.set_yticks(range(len(shown)), names, fontsize=8)
     plot.invert_yaxis()
     plot.set_xlim(0, 1)

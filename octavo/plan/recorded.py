@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from octavo.lab.errors import PlanError
 from octavo.plan.costs.samples import EngineSettings, Measurements, StepRecorder
 from octavo.plan.costs.step_shape import PaperRows, StepShape
-from octavo.plan.errors import PlanError
 from octavo.plan.workload import NO_PREFIX, Workload
 from scheduler.core.core import Core
 from scheduler.core.messages import CoreSettings, GroupRequest, Plan, SequenceEnd, SequenceKey, StepOutputs

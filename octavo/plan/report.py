@@ -1,27 +1,27 @@
 """The output of a plan: one JSON object per line for programs, a table for people."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from octavo.plan.grid import AXES, Limits, Outcome, violations
+from octavo.lab.settings import AXES, SHORT, Setting
+from octavo.plan.grid import Outcome
 from octavo.plan.simulate import Run
-from octavo.plan.targets import Setting
-from octavo.reports import print_json, summary
-
-_SHORT = {
-    "max_num_seqs": "seqs",
-    "max_num_batched_tokens": "tokens",
-    "tensor_parallel_size": "TP",
-    "pipeline_parallel_size": "PP",
-    "data_parallel_size": "DP",
-}
+from octavo.reports import print_json
 
 
-def as_json(outcome: Outcome, limits: Limits, *, is_best: bool) -> dict[str, object]:
+def axes_that_differ(outcomes: Iterable[Outcome]) -> list[str]:
+    """The axes on which the settings differ."""
+    values: dict[str, set[object]] = {}
+    for outcome in outcomes:
+        for name, value in outcome.setting.values:
+            values.setdefault(name, set()).add(value)
+    return [name for name in AXES if len(values.get(name, ())) > 1]
+
+
+def as_json(outcome: Outcome, *, is_best: bool) -> dict[str, object]:
     """An outcome as JSON. Keys: those of the setting, best, and either does_not_fit or those of a run.
 
     Keys of a run as in `octavo bench`: num_requests, duration_s, requests_s, output_tok_s, total_tok_s; ttft_s, itl_ms
@@ -30,19 +30,11 @@ def as_json(outcome: Outcome, limits: Limits, *, is_best: bool) -> dict[str, obj
     violations, and simulated_in_s (real seconds). With speculation also draft_tokens, accepted_draft_tokens,
     tokens_per_step (output tokens) and speculation_ratio (of output_tok_s, to the same without).
     """
-    values: dict[str, object] = {**asdict(outcome.setting), "best": is_best}
+    values: dict[str, object] = {**dict(outcome.setting.values), "best": is_best}
     run = outcome.run
     if run is None:
         return values | {"does_not_fit": outcome.obstacle}
-    values |= {
-        "num_requests": run.num_requests,
-        "num_refused": run.num_refused,
-        "duration_s": round(run.duration, 4),
-        "requests_s": round(run.per_second(run.num_requests), 3),
-        "output_tok_s": round(run.output_tokens_per_second, 2),
-        "total_tok_s": round(run.per_second(run.num_prompt_tokens + run.num_output_tokens), 2),
-    }
-    values |= summary("ttft_s", run.ttft, 1.0) | summary("itl_ms", run.gaps, 1e3) | summary("e2e_s", run.e2e, 1.0)
+    values |= run.as_json() | {"num_refused": run.num_refused}
     if outcome.speculation_ratio is not None:
         values |= {
             "draft_tokens": run.num_draft_tokens,
@@ -50,17 +42,15 @@ def as_json(outcome: Outcome, limits: Limits, *, is_best: bool) -> dict[str, obj
             "tokens_per_step": round(run.num_output_tokens / run.num_steps, 3),
             "speculation_ratio": round(outcome.speculation_ratio, 3),
         }
-    queries = run.num_prefix_queries
     return values | {
         "num_steps": run.num_steps,
         "step_ms": round(_busy(run) / run.num_steps * 1e3, 4) if run.num_steps else 0.0,
         "num_preemptions": run.num_preemptions,
-        "prefix_hit_rate": round(run.num_prefix_hits / queries, 4) if queries else 0.0,
         "kv_usage_mean": round(run.kv_usage_mean, 4),
         "kv_usage_peak": round(run.kv_usage_peak, 4),
         "idle": round(max(0.0, run.idle), 4),
         "step_parts": {part: round(share, 4) for part, share in step_split(run).items()},
-        "violations": violations(run, limits),
+        "violations": outcome.late,
         "simulated_in_s": round(outcome.wall_time, 3),
     }
 
@@ -76,37 +66,35 @@ def _busy(run: Run) -> float:
 
 
 def print_lines(
-    outcomes: Sequence[Outcome], limits: Limits, best: Outcome | None, reasons: Mapping[Setting, str] | None = None
+    outcomes: Sequence[Outcome], best: Outcome | None, reasons: Mapping[Setting, str] | None = None
 ) -> None:
     """Prints JSON lines. reasons: for or against each setting, printed under the key `reason`."""
     for outcome in outcomes:
-        values = as_json(outcome, limits, is_best=outcome is best)
+        values = as_json(outcome, is_best=outcome is best)
         if reasons is not None:
             values["reason"] = reasons[outcome.setting]
         print_json(values)
 
 
-def print_table(
-    outcomes: Sequence[Outcome], limits: Limits, best: Outcome | None, *, title: str, with_obstacles: bool = True
-) -> None:
+def print_table(outcomes: Sequence[Outcome], best: Outcome | None, *, title: str, with_obstacles: bool = True) -> None:
     """Prints one setting in full, or several with a row each and the best marked. with_obstacles: print why some do not
     fit."""
-    console = Console()
-    console.print(title, style="bold", highlight=False)
+    console = Console(highlight=False)
+    console.print(title, style="bold")
     if len(outcomes) == 1 and (run := outcomes[0].run):
-        console.print(_details(as_json(outcomes[0], limits, is_best=True), run))
+        console.print(_details(as_json(outcomes[0], is_best=True), run))
     else:
-        console.print(_rows(outcomes, limits, best))
+        console.print(_rows(outcomes, best))
         notes = "TTFT in s and ITL in ms: p50 / p99. step: the largest part of its time. * the best, ! over a limit"
-        console.print(notes, style="dim", highlight=False)
+        console.print(notes, style="dim")
     for outcome in outcomes:
         if outcome.obstacle and with_obstacles:
-            console.print(outcome.obstacle, style="yellow", highlight=False)
+            console.print(outcome.obstacle, style="yellow")
     ran = [(outcome, outcome.run) for outcome in outcomes if outcome.run]
     if ran:
         requests = sum(run.num_requests + run.num_refused for _, run in ran)
         steps, seconds = sum(run.num_steps for _, run in ran), sum(outcome.wall_time for outcome, _ in ran)
-        console.print(f"simulated {requests:,} requests in {steps:,} steps: {seconds:.2f} s", highlight=False)
+        console.print(f"simulated {requests:,} requests in {steps:,} steps: {seconds:.2f} s")
 
 
 def _details(values: dict[str, object], run: Run) -> Table:
@@ -125,31 +113,29 @@ def _details(values: dict[str, object], run: Run) -> Table:
     return table
 
 
-def _rows(outcomes: Sequence[Outcome], limits: Limits, best: Outcome | None) -> Table:
-    # Only axes on which the settings differ.
-    axes = [axis for axis in AXES if len({getattr(outcome.setting, axis) for outcome in outcomes}) > 1]
+def _rows(outcomes: Sequence[Outcome], best: Outcome | None) -> Table:
+    axes = axes_that_differ(outcomes)
     table = Table(padding=(0, 0), box=SIMPLE_HEAD)
-    for heading in (*(_SHORT[axis] for axis in axes), "tok/s", "TTFT", "ITL", "preempted", "KV peak"):
+    for heading in (*(SHORT[axis] for axis in axes), "tok/s", "TTFT", "ITL", "preempted", "KV peak"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("step")
     table.add_column("")
     for outcome in outcomes:
-        cells = [f"{getattr(outcome.setting, axis):,}" for axis in axes]
-        run = outcome.run
+        cells = [f"{outcome.setting.value(axis):,}" for axis in axes]
+        run, numbers = outcome.run, outcome.numbers
         if run is None:
             table.add_row(*cells, *("-",) * 5, "does not fit", "", style="dim")
             continue
-        over = violations(run, limits)
         table.add_row(
             *cells,
             f"{run.output_tokens_per_second:,.5g}",
-            _pair(run.percentile_ms(run.ttft, 50) / 1e3, run.percentile_ms(run.ttft) / 1e3),
-            _pair(run.percentile_ms(run.gaps, 50), run.percentile_ms(run.gaps)),
+            f"{numbers['ttft_ms_p50'] / 1e3:,.3g} / {numbers['ttft_ms_p99'] / 1e3:,.3g}",
+            f"{numbers['itl_ms_p50']:,.3g} / {numbers['itl_ms_p99']:,.3g}",
             f"{run.num_preemptions:,}",
             f"{run.kv_usage_peak:.0%}",
             largest_parts(run, 1),
-            "*" if outcome is best else "!" if over else "",
-            style="bold" if outcome is best else "dim" if over else None,
+            "*" if outcome is best else "!" if outcome.late else "",
+            style="bold" if outcome is best else "dim" if outcome.late else None,
         )
     return table
 
@@ -158,7 +144,3 @@ def largest_parts(run: Run, count: int) -> str:
     """The `count` largest parts of a step's time, as text for people."""
     parts = sorted(step_split(run).items(), key=lambda item: -item[1])[:count]
     return ", ".join(f"{part} {share:.0%}" for part, share in parts)
-
-
-def _pair(low: float, high: float) -> str:
-    return f"{low:,.3g} / {high:,.3g}"

@@ -9,12 +9,15 @@ import operator
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from octavo.lab.bounds import as_measured
+from octavo.lab.errors import PlanError
 from octavo.plan.costs.step_shape import CostModel, PaperRows, StepShape
-from octavo.plan.errors import PlanError
 from octavo.plan.workload import Workload
+from octavo.reports import summary
 from protos import inference_pb2 as pb
 from scheduler.core.core import Core
 from scheduler.core.messages import (
@@ -187,10 +190,25 @@ class Run:
     def per_second(self, count: float) -> float:
         return count / self.duration if self.duration else 0.0
 
-    @staticmethod
-    def percentile_ms(seconds: np.ndarray, percent: float = 99) -> float:
-        """A percentile in milliseconds; 0 for an empty array."""
-        return float(np.percentile(seconds, percent)) * 1e3 if len(seconds) else 0.0
+    def as_json(self) -> dict[str, Any]:
+        """The numbers in the keys of a report of `octavo bench serve`."""
+        queries = self.num_prefix_queries
+        return {
+            "num_requests": self.num_requests,
+            "duration_s": round(self.duration, 4),
+            "requests_s": round(self.per_second(self.num_requests), 3),
+            "output_tok_s": round(self.output_tokens_per_second, 2),
+            "total_tok_s": round(self.per_second(self.num_prompt_tokens + self.num_output_tokens), 2),
+            **summary("ttft_s", self.ttft, 1.0),
+            **summary("itl_ms", self.gaps, 1e3),
+            **summary("e2e_s", self.e2e, 1.0),
+            "prefix_hit_rate": round(self.num_prefix_hits / queries, 4) if queries else 0.0,
+        }
+
+    def measured(self) -> dict[str, Any]:
+        """The numbers that matter, as `as_measured`. Refused requests count as failed."""
+        counts = {"num_requests": self.num_requests + self.num_refused, "num_errors": self.num_refused}
+        return as_measured(self.as_json() | counts)
 
 
 def simulate(

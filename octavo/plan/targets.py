@@ -13,13 +13,14 @@ from scipy.optimize import nnls
 
 from configs.groups.parallel import default_steps_in_flight
 from configs.options import Options
+from octavo.lab.errors import PlanError
+from octavo.lab.settings import LAYOUT, Setting
 from octavo.plan.costs.fitted import Fitted, fit
 from octavo.plan.costs.hardware import Gpu, Interconnect
 from octavo.plan.costs.model_shape import ModelShape
 from octavo.plan.costs.roofline import Placement, Roofline, fit_memory
 from octavo.plan.costs.samples import Measurements, ServeResult
-from octavo.plan.costs.step_shape import CostModel, StepShape
-from octavo.plan.errors import PlanError
+from octavo.plan.costs.step_shape import CostModel
 from octavo.plan.simulate import simulate
 from octavo.plan.workload import Workload, parse_lengths, synthesize
 from protos import inference_pb2
@@ -34,53 +35,23 @@ _FACTOR_PRIOR, _ADDED_PRIOR = 0.1, 0.7
 _NUM_ROUNDS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibrated:
-    """A `CostModel`: the engine's seconds times `factor`, plus seconds per step and per output token."""
-
-    engine: Fitted
-    factor: float = 1.0
-    step_seconds: float = 0.0
-    token_seconds: float = 0.0
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return (*self.engine.parts, "around the engine")
-
-    @property
-    def num_stages(self) -> int:
-        return self.engine.num_stages
-
-    @property
-    def host_seconds(self) -> float:
-        return self.engine.host_seconds
-
-    def stage_seconds(self, shape: StepShape) -> Sequence[float]:
-        around = self.step_seconds + self.token_seconds * shape.num_sampled
-        return [*(seconds * self.factor for seconds in self.engine.stage_seconds(shape)), around]
-
-
-def calibrate(
-    engine: Fitted, results: Sequence[ServeResult], settings: CoreSettings, *, num_replicas: int
-) -> Calibrated:
+def calibrate(engine: Fitted, results: Sequence[ServeResult], settings: CoreSettings, *, num_replicas: int) -> Fitted:
     """Chooses factor, step_seconds and token_seconds so that simulated runs take as long as the measured ones.
 
     results: from a cluster with these settings and replicas. All three are at least 0, and the factor is near 1.
     """
-    found = Calibrated(engine=engine)
+    found = engine
     for _ in range(_NUM_ROUNDS):
         shares = np.array([_shares(result, found, settings, num_replicas) for result in results])
         weight = np.diag((_FACTOR_PRIOR, _ADDED_PRIOR, _ADDED_PRIOR)) * np.sqrt(len(results))
         scale = np.maximum(shares.mean(axis=0), 1e-300)
         targets = np.concatenate((np.ones(len(results)), weight @ (scale[0], 0.0, 0.0)))
         factor, step, token = nnls(np.vstack((shares / scale, weight)), targets)[0] / scale
-        found = Calibrated(
-            engine=engine, factor=max(float(factor), 1e-3), step_seconds=float(step), token_seconds=float(token)
-        )
+        found = replace(engine, factor=max(float(factor), 1e-3), step_seconds=float(step), token_seconds=float(token))
     return found
 
 
-def _shares(result: ServeResult, found: Calibrated, settings: CoreSettings, num_replicas: int) -> tuple[float, ...]:
+def _shares(result: ServeResult, found: Fitted, settings: CoreSettings, num_replicas: int) -> tuple[float, ...]:
     """Shares of the measured time that a factor of 1, one second per step, and one second per token take."""
     run = simulate(settings, found, _workload(result, settings.max_model_len), num_replicas=num_replicas)
     steps, tokens = run.num_steps / num_replicas, run.num_output_tokens / num_replicas
@@ -100,21 +71,6 @@ def _workload(result: ServeResult, max_model_len: int) -> Workload:
 
 
 _GIB = 2**30
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Setting:
-    """A point of the grid; its fields are named as the options."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
-
-    @property
-    def num_gpus(self) -> int:
-        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
 
 
 class Target(Protocol):
@@ -137,37 +93,36 @@ class MeasuredTarget:
     """The engine and machine on which steps were measured."""
 
     measurements: Measurements
-    cost: Calibrated
+    cost: Fitted
     max_model_len: int
 
     @property
     def title(self) -> str:
-        engine, name = self.cost.engine, self.measurements.model
-        text = f"{name}, fitted to {engine.num_samples} measured samples (median error {engine.median_error:.1%})"
+        cost, name = self.cost, self.measurements.model
+        text = f"{name}, fitted to {cost.num_samples} measured samples (median error {cost.median_error:.1%})"
         if not self.measurements.serve:
             return text
         return (
-            f"{text} and {len(self.measurements.serve)} runs of a cluster: {self.cost.factor:.2f} x the engine, "
-            f"{self.cost.step_seconds * 1e3:.2f} ms per step, {self.cost.token_seconds * 1e6:.0f} us per token"
+            f"{text} and {len(self.measurements.serve)} runs of a cluster: {cost.factor:.2f} x the engine, "
+            f"{cost.step_seconds * 1e3:.2f} ms per step, {cost.token_seconds * 1e6:.0f} us per token"
         )
 
     def prepare(self, setting: Setting, options: Options) -> tuple[CoreSettings, CostModel]:
-        for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-            if getattr(setting, name) != 1:
+        for name, size in zip(LAYOUT[:2], setting.layout[:2], strict=True):
+            if size != 1:
                 raise PlanError(
-                    f"{name}={getattr(setting, name)}: the measured engine has one rank, which tells nothing about "
-                    "more; plan with --gpu for that"
+                    f"{name}={size}: the measured engine has one rank, which tells nothing about more; plan with --gpu "
+                    "for that"
                 )
         return measured_settings(self.measurements, options), self.cost
 
 
 def measured_target(measurements: Measurements, options: Options) -> MeasuredTarget:
     """Fits and calibrates. options: those of the cluster whose runs (`octavo bench serve`) are measurements."""
-    engine = fit(measurements.samples)
+    cost = fit(measurements.samples)
     settings = measured_settings(measurements, options)
-    cost = Calibrated(engine=engine)
     if measurements.serve:
-        cost = calibrate(engine, measurements.serve, settings, num_replicas=options.data_parallel_size)
+        cost = calibrate(cost, measurements.serve, settings, num_replicas=options.data_parallel_size)
     return MeasuredTarget(measurements=measurements, cost=cost, max_model_len=settings.max_model_len)
 
 
@@ -215,12 +170,11 @@ class GpuTarget:
         )
 
     def prepare(self, setting: Setting, options: Options) -> tuple[CoreSettings, CostModel]:
+        tensor, stages, _ = setting.layout
         placement = Placement(
-            tensor_parallel_size=setting.tensor_parallel_size,
-            pipeline_parallel_size=setting.pipeline_parallel_size,
-            kv_value_bytes=self.kv_value_bytes,
+            tensor_parallel_size=tensor, pipeline_parallel_size=stages, kv_value_bytes=self.kv_value_bytes
         )
-        self._check(setting)
+        self._check(tensor, stages)
         memory = fit_memory(
             self.model,
             self.gpu,
@@ -241,7 +195,7 @@ class GpuTarget:
         swap_blocks = int(options.swap_space * _GIB // block_bytes) if options.preemption_mode == "swap" else 0
         settings = core_settings(options, info, swap_blocks)
         if "max_steps_in_flight" not in options.model_fields_set:
-            given = {**dict(options), "pipeline_parallel_size": setting.pipeline_parallel_size}
+            given = {**dict(options), "pipeline_parallel_size": stages}
             settings = replace(settings, max_steps_in_flight=default_steps_in_flight(given))
         cost = Roofline(
             model=self.model,
@@ -250,17 +204,14 @@ class GpuTarget:
             interconnect=self.interconnect,
             block_size=options.block_size,
         )
-        return replace(settings, num_stages=setting.pipeline_parallel_size), cost
+        return replace(settings, num_stages=stages), cost
 
-    def _check(self, setting: Setting) -> None:
-        tensor, model = setting.tensor_parallel_size, self.model
+    def _check(self, tensor: int, stages: int) -> None:
+        model = self.model
         if not model.divides_among(tensor):
             raise PlanError(
                 f"tensor_parallel_size={tensor} does not divide the {model.num_heads} heads and "
                 f"{model.num_kv_heads} KV heads of {model.name} evenly"
             )
-        if setting.pipeline_parallel_size > model.num_layers:
-            raise PlanError(
-                f"pipeline_parallel_size={setting.pipeline_parallel_size} exceeds the {model.num_layers} layers of "
-                f"{model.name}"
-            )
+        if stages > model.num_layers:
+            raise PlanError(f"pipeline_parallel_size={stages} exceeds the {model.num_layers} layers of {model.name}")

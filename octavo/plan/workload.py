@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from octavo.plan.errors import PlanError
+from octavo.lab.errors import PlanError
 
 NO_PREFIX = -1
 _COLUMNS = ("arrival_s", "prompt_len", "output_len")

@@ -1,25 +1,9 @@
-"""The progress of a tuning run or a sweep, and the command that it is for."""
+"""The progress of a tuning run or a sweep."""
 
-import shlex
 import time
-from typing import Protocol
 
 from rich import progress
 from rich.console import Console
-
-
-class Watcher(Protocol):
-    """Shows progress."""
-
-    def expect(self, num_trials: int) -> None:
-        """So many trials are left."""
-        ...
-
-    def begin(self, text: str) -> None:
-        """A trial begins."""
-        ...
-
-    def say(self, text: str) -> None: ...
 
 
 class Progress:
@@ -53,9 +37,12 @@ class Progress:
         self._bar.stop()
 
     def expect(self, num_trials: int) -> None:
+        """So many trials are left."""
+        assert num_trials >= 0
         self._left = num_trials
 
     def begin(self, text: str) -> None:
+        """A trial begins."""
         left = ""
         if self._num_begun and self._left:
             minutes = self._left * (time.monotonic() - self._start) / self._num_begun / 60
@@ -70,8 +57,3 @@ class Progress:
     def say(self, text: str) -> None:
         if not self._hidden:
             self._console.print(text, style="dim", markup=False, soft_wrap=True)
-
-
-def command_line(arguments: list[str]) -> str:
-    """The command as it was typed, for the report."""
-    return shlex.join(["octavo", *arguments])

@@ -1,8 +1,8 @@
-"""The steps of `octavo tune`, from the flags to the report."""
+"""The steps of `octavo tune` and `octavo bench sweep`, from the flags to what they leave."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,198 +11,237 @@ from rich.console import Console
 
 from configs.load import load_options
 from configs.options import Options
-from octavo.bench.datasets.chosen import DEFAULT_LEN, DatasetKind, DatasetQuery, choose
+from octavo.bench.datasets.chosen import DEFAULT_LEN, choose
 from octavo.doctor.machine import Machine
+from octavo.lab.bounds import Bounds
+from octavo.lab.errors import TuningError
+from octavo.lab.flags import DatasetKind, LoadFlags
+from octavo.lab.journal import Journal
+from octavo.lab.settings import OFF, GivenOptions, Setting, grid, parse_assignments, parse_axis
 from octavo.plan.costs.model_shape import read_shape
 from octavo.reports import print_json
-from octavo.tune.bounds import Bounds
-from octavo.tune.errors import TuningError
+from octavo.tune.flags import SweepFlags, TuneFlags
+from octavo.tune.profiling import profile
 from octavo.tune.progress import Progress
-from octavo.tune.report.page import PAGE, Report
-from octavo.tune.report.profiling import profile
+from octavo.tune.report import PAGE, Report
 from octavo.tune.search.results import Found
-from octavo.tune.search.tuner import LEAST_SHARE, Effort, MemoryRange, Tuner
-from octavo.tune.space import OFF, Candidate, default_axes, grid, parse_values
-from octavo.tune.trials.clusters import LocalClusters
-from octavo.tune.trials.journal import Journal
-from octavo.tune.trials.memory import memory_values
+from octavo.tune.search.tuner import LEAST_SHARE, Effort, Tuner
+from octavo.tune.sweep import draw, print_rows, sweep, write_table
+from octavo.tune.trials.clusters import OWN, LocalClusters
+from octavo.tune.trials.memory import MemoryRange, memory_values
+from octavo.tune.trials.trials import Trials
 from octavo.tune.workload import TuneWorkload
 from runtime.model_files import resolve_model
 from runtime.wire import octavo_version
 
 _STATE, _TRACES, _LOGS, _PROFILE = "state.jsonl", "traces", "logs", "profile.json.gz"
+_TABLE, _PLOT = "sweep.csv", "sweep.png"
 _MEMORY_OPTIONS = ("kv_cache_memory", "gpu_memory_utilization", "num_blocks_override")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Query:
-    """The flags as given; those of axes are text, empty if not given."""
-
-    config: Path | None
-    option_flags: Mapping[str, object]
-    axes: Mapping[str, str]
-    dataset: DatasetQuery
-    # Share of each prompt that others have, too; 0: none.
-    min_prefix_hit_rate: float
-    num_requests: int
-    burstiness: float
-    seed: int
-    bounds: Bounds
-    effort: Effort
-    output: Path
-    restarts: bool
-    profiles: bool
-    command: str
-
-
-def tune(query: Query, *, as_json: bool) -> bool:
+def run_tune(query: TuneFlags, load: LoadFlags, given: GivenOptions, *, command: str) -> bool:
     """Tunes, and writes the report into the output folder. Returns False if no setting keeps the bounds.
 
-    Raises ConfigError, ModelNotFoundError, and KeyboardInterrupt: the same command then goes on where it stopped.
+    command: as it was typed. Raises ConfigError, ModelNotFoundError, and KeyboardInterrupt: the same command then goes
+    on where it stopped.
     """
-    base = load_options(query.config, dict(query.option_flags))
+    base = given.options()
     resolve_model(base.model)
-    axes = {name: parse_values(text, name) for name, text in query.axes.items() if text}
-    candidates = grid({**default_axes(base), **axes})
-    workload = workload_of(query, base)
-    clusters = LocalClusters(query.config, query.option_flags, query.output / _LOGS)
-    if query.restarts:
-        (query.output / _STATE).unlink(missing_ok=True)
-    journal = Journal(query.output / _STATE, _common(query, candidates, base))
-    with Progress(hidden=as_json) as watcher:
+    axes = {name: parse_axis(text, name) for name, text in query.axes.items() if text}
+    settings = grid({**default_axes(base), **axes})
+    workload = workload_of(load, query.num_requests, base, hit_rate=query.min_prefix_hit_rate)
+    clusters = LocalClusters(given, query.output / _LOGS)
+    effort = Effort(
+        margin=query.margin, max_measured=query.max_measured, rounds=query.rounds, is_exhaustive=query.exhaustive
+    )
+    common = {
+        "settings": [setting.key for setting in settings],
+        "bounds": query.bounds.as_json(),
+        "exhaustive": query.exhaustive,
+    }
+    journal = _open_journal(query, load, base, common)
+    with Progress(hidden=query.as_json) as watcher:
         if journal.num_kept:
             watcher.say(f"going on with {journal.num_kept} results of {journal.path}")
         tuner = Tuner(
-            candidates,
+            settings,
             workload,
             query.bounds,
-            query.effort,
+            effort,
             clusters=clusters,
-            options_of=clusters.options,
             journal=journal,
             traces=query.output / _TRACES,
             watcher=watcher,
         )
         try:
-            found = tuner.run(_memory(query, candidates, clusters, workload))
-            report = _report(query, found, journal, watcher, workload)
+            found = tuner.run(_memory(base, settings, clusters, workload))
+            report = _report(query, given, found, journal, watcher, workload, command)
         finally:
             journal.close()
     report.write(query.output)
-    if as_json:
+    if query.as_json:
         print_json(report.as_json())
     else:
-        console = Console()
+        console = Console(highlight=False)
         report.print(console)
         if report.options:
-            console.print(report.yaml(), highlight=False, markup=False, soft_wrap=True, style="green")
-        console.print(f"{query.output / PAGE}", highlight=False, soft_wrap=True)
+            console.print(report.yaml(), markup=False, soft_wrap=True, style="green")
+        console.print(f"{query.output / PAGE}", soft_wrap=True)
     return found.best is not None
 
 
-def workload_of(query: Query, base: Options) -> TuneWorkload:
-    dataset = query.dataset
-    if dataset.kind is DatasetKind.SHAREGPT:
-        dataset = replace(dataset, tokenizer=base.tokenizer or base.model)
-    if query.min_prefix_hit_rate:
-        if dataset.kind is not DatasetKind.RANDOM:
-            raise TuningError(
-                f"--min-prefix-hit-rate={query.min_prefix_hit_rate:g} makes prompts with a common beginning: give it "
-                "without --dataset"
-            )
-        if not (dataset.prompt_len or DEFAULT_LEN).isdecimal():
-            raise TuningError(
-                f"--min-prefix-hit-rate needs prompts of one length, not --prompt-len={dataset.prompt_len}"
-            )
-        length = int(dataset.prompt_len or DEFAULT_LEN)
-        # Whole blocks are found, by all requests but the first, also of the smallest part of the load.
-        count = max(2, round(LEAST_SHARE * query.num_requests))
-        needed = query.min_prefix_hit_rate * length * count / (count - 1)
-        share = math.ceil(needed / base.block_size) * base.block_size
-        if share >= length:
-            raise TuningError(
-                f"--min-prefix-hit-rate={query.min_prefix_hit_rate:g}: a common beginning of {share} tokens leaves "
-                f"none of a prompt of {length}; give a lower rate, or longer prompts"
-            )
-        dataset = replace(dataset, kind=DatasetKind.PREFIXES, prefix_len=share)
-    shape = read_shape(base.model)
-    return TuneWorkload(
-        dataset=choose(dataset),
-        num_requests=query.num_requests,
-        vocab_size=shape.vocab_size,
-        max_model_len=min(base.max_model_len or shape.max_model_len, shape.max_model_len),
-        seed=query.seed,
-        burstiness=query.burstiness,
-    )
+def run_sweep(query: SweepFlags, load: LoadFlags, given: GivenOptions, rates: list[float]) -> bool:
+    """Measures, and writes table and plot into the output folder. Returns False if a setting failed.
+
+    Raises ConfigError, ModelNotFoundError, and KeyboardInterrupt: the same command then goes on where it stopped.
+    """
+    base = given.options()
+    resolve_model(base.model)
+    settings = grid(parse_assignments(query.assignments or (), "--set"))
+    clusters = LocalClusters(given, query.output / _LOGS)
+    for setting in settings:
+        # Values that can't be are an error now, not hours later.
+        clusters.options(setting, {})
+    workload = workload_of(load, query.num_requests, base)
+    journal = _open_journal(query, load, base, {})
+    try:
+        with Progress(hidden=query.as_json) as progress:
+            trials = Trials(clusters, journal, workload, Bounds())
+            rows = sweep(settings, rates, query.num_runs, trials, progress)
+    finally:
+        journal.close()
+    write_table(query.output / _TABLE, rows)
+    if any(row.numbers for row in rows):
+        draw(query.output / _PLOT, rows, title=f"{base.model}, {len(workload.requests(1.0))} requests")
+    elif not query.as_json:
+        raise TuningError(f"no setting works; the first: {rows[0].error}")
+    if query.as_json:
+        for row in rows:
+            print_json(row.as_json())
+    else:
+        print_rows(rows)
+        Console(highlight=False).print(f"{query.output / _TABLE}, {query.output / _PLOT}", soft_wrap=True)
+    return not any(row.error for row in rows)
 
 
-def _common(query: Query, candidates: list[Candidate], base: Options) -> dict[str, Any]:
-    """The facts that all results of a run share."""
+def default_axes(options: Options) -> dict[str, tuple[int, ...]]:
+    """The guide's grid: a quarter, half, once and twice the option for rows, and for the budget of a step."""
+    least = {"max_num_seqs": 1, "max_num_batched_tokens": 16}
     return {
-        "version": octavo_version(),
-        "options": {
-            name: str(value)
-            for name, value in base.as_file().items()
-            # Each cluster has its own.
-            if name not in ("runtime_dir", "port", "http_port", "metrics_port")
-        },
-        "settings": [candidate.key for candidate in candidates],
-        "dataset": {name: str(getattr(query.dataset, name)) for name in query.dataset.__dataclass_fields__},
-        "min_prefix_hit_rate": query.min_prefix_hit_rate,
-        "num_requests": query.num_requests,
-        "burstiness": query.burstiness,
-        "seed": query.seed,
-        "bounds": query.bounds.as_json(),
-        "exhaustive": query.effort.is_exhaustive,
+        name: tuple(dict.fromkeys(max(low, getattr(options, name) * factor // 4) for factor in (1, 2, 4, 8)))
+        for name, low in least.items()
     }
 
 
+def workload_of(load: LoadFlags, num_requests: int, base: Options, *, hit_rate: float = 0.0) -> TuneWorkload:
+    """hit_rate: share of the prompts' tokens that the prefix cache should have, for which prompts share a beginning.
+    Raises TuningError."""
+    if hit_rate:
+        load = _with_prefixes(load, num_requests, base, hit_rate)
+    shape = read_shape(base.model)
+    return TuneWorkload(
+        dataset=choose(load, tokenizer=base.tokenizer or base.model),
+        num_requests=num_requests,
+        vocab_size=shape.vocab_size,
+        max_model_len=min(base.max_model_len or shape.max_model_len, shape.max_model_len),
+        seed=load.seed,
+        burstiness=load.burstiness,
+    )
+
+
+def _with_prefixes(load: LoadFlags, num_requests: int, base: Options, hit_rate: float) -> LoadFlags:
+    if load.dataset is not DatasetKind.RANDOM:
+        raise TuningError(
+            f"--min-prefix-hit-rate={hit_rate:g} makes prompts with a common beginning: give it without --dataset"
+        )
+    text = load.prompt_len or DEFAULT_LEN
+    if not text.isdecimal():
+        raise TuningError(f"--min-prefix-hit-rate needs prompts of one length, not --prompt-len={text}")
+    length = int(text)
+    # Whole blocks are found, by all requests but the first, also of the smallest part of the load.
+    count = max(2, round(LEAST_SHARE * num_requests))
+    share = math.ceil(hit_rate * length * count / (count - 1) / base.block_size) * base.block_size
+    if share >= length:
+        raise TuningError(
+            f"--min-prefix-hit-rate={hit_rate:g}: a common beginning of {share} tokens leaves none of a prompt of "
+            f"{length}; give a lower rate, or longer prompts"
+        )
+    return replace(load, dataset=DatasetKind.PREFIXES, prefix_len=share)
+
+
+def _open_journal(
+    query: TuneFlags | SweepFlags, load: LoadFlags, base: Options, common: Mapping[str, object]
+) -> Journal:
+    path: Path = query.output / _STATE
+    if query.restart:
+        path.unlink(missing_ok=True)
+    return Journal(
+        path,
+        {
+            "version": octavo_version(),
+            "options": {name: str(value) for name, value in base.as_file().items() if name not in OWN},
+            "load": {name: str(value) for name, value in asdict(load).items()},
+            "num_requests": query.num_requests,
+            **common,
+        },
+        advice="give the same flags to go on, another --output, or --restart to begin anew",
+    )
+
+
 def _memory(
-    query: Query, candidates: list[Candidate], clusters: LocalClusters, workload: TuneWorkload
+    base: Options, settings: list[Setting], clusters: LocalClusters, workload: TuneWorkload
 ) -> MemoryRange | None:
     """None: the memory is given."""
-    if load_options(query.config, dict(query.option_flags)).model_fields_set.intersection(_MEMORY_OPTIONS):
+    if base.model_fields_set.intersection(_MEMORY_OPTIONS):
         return None
-    rows = [candidate for candidate in candidates if "max_num_seqs" in dict(candidate.values)]
-    largest = max(rows, key=lambda each: each.value("max_num_seqs")) if rows else candidates[0]
+    largest = max(settings, key=lambda each: dict(each.values).get("max_num_seqs", 0))
     options = clusters.options(largest, {})
-    option, values, why = memory_values(
-        Machine(options=options), max_num_seqs=options.max_num_seqs, longest=workload.longest
-    )
-    return MemoryRange(option=option, values=values, why=why)
+    return memory_values(Machine(options=options), max_num_seqs=options.max_num_seqs, longest=workload.longest)
 
 
-def _report(query: Query, found: Found, journal: Journal, watcher: Progress, workload: TuneWorkload) -> Report:
+def _report(
+    query: TuneFlags,
+    given: GivenOptions,
+    found: Found,
+    journal: Journal,
+    watcher: Progress,
+    workload: TuneWorkload,
+    command: str,
+) -> Report:
     options: dict[str, Any] = {}
     told = "no setting keeps the bounds"
+    base = given.options()
     if found.best is not None:
-        base = load_options(query.config, dict(query.option_flags))
-        given = {name: value for name, value in base.as_file().items() if name in base.model_fields_set}
-        options = {**given, **found.best.candidate.options, **found.memory}
-        if dict(found.best.candidate.values).get("speculative_config") == OFF:
+        set_by_user = {name: value for name, value in base.as_file().items() if name in base.model_fields_set}
+        options = {**set_by_user, **found.best.setting.options, **found.memory}
+        if dict(found.best.setting.values).get("speculative_config") == OFF:
             options.pop("speculative_config", None)
-        told = _profile(query, found, options, watcher, workload)
+        told = _profile(query, found.best.measured, options, watcher, workload)
     requests = workload.requests(math.inf)
-    lengths = f"{_mean([r.prompt_len for r in requests])} in, {_mean([r.output_len for r in requests])} out"
-    model = load_options(query.config, dict(query.option_flags)).model
+    prompt_len, output_len = (
+        sum(getattr(each, name) for each in requests) / len(requests) for name in ("prompt_len", "output_len")
+    )
     return Report(
         found=found,
         bounds=query.bounds,
-        title=f"{model}, {len(requests)} requests of {workload.dataset.name}, {lengths}",
+        title=f"{base.model}, {len(requests)} requests of {workload.dataset.name}, "
+        f"{prompt_len:.0f} in, {output_len:.0f} out",
         options=options,
         seconds=sum(result.get("seconds", 0.0) for result in journal.results.values()),
         profile=told,
-        command=query.command,
+        command=command,
     )
 
 
-def _mean(numbers: list[int]) -> str:
-    return f"{sum(numbers) / len(numbers):.0f}"
-
-
-def _profile(query: Query, found: Found, options: Mapping[str, Any], watcher: Progress, workload: TuneWorkload) -> str:
+def _profile(
+    query: TuneFlags,
+    measured: Mapping[str, Any],
+    options: Mapping[str, Any],
+    watcher: Progress,
+    workload: TuneWorkload,
+) -> str:
     """Records the winner's steps. Returns the file, or why there is none."""
-    if not query.profiles:
+    if not query.profile:
         return "not recorded (--no-profile)"
     resolved = load_options(None, dict(options), {})
     if resolved.world_size > 1:
@@ -213,8 +252,6 @@ def _profile(query: Query, found: Found, options: Mapping[str, Any], watcher: Pr
     file.write_text(yaml.safe_dump(dict(options)), encoding="utf-8")
     requests = workload.requests(math.inf)
     # As many rows as ran at once, about: as throughput times latency says.
-    assert found.best is not None
-    measured = found.best.measured
     batch = round(measured["requests_s"] * measured["e2e_ms_p50"] / 1e3)
     reason = profile(
         file,

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.tune.bounds import Bounds
+from octavo.lab.bounds import Bounds
 
 # Two rates closer than this are one: a machine's noise is as large.
 CLOSE = 1.1

@@ -9,8 +9,8 @@ import numpy as np
 from octavo.bench.arrivals import Arrivals
 from octavo.bench.datasets.request import BenchRequest, Dataset
 from octavo.bench.serve import Load
+from octavo.lab.errors import TuningError
 from octavo.plan.workload import NO_PREFIX, Workload
-from octavo.tune.errors import TuningError
 
 # Token ids of texts in predictions: what they are does not matter, that they differ does.
 _MADE_UP = 2**30

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.options import Options
-from octavo.doctor.check import Check, State
-from octavo.doctor.machine import Machine
+from octavo.doctor.machine import Check, Machine, State
 from octavo.doctor.probe import ModelFacts, Reading, TorchFacts
 from tests.support.up import environment
 

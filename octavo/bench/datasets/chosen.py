@@ -1,63 +1,44 @@
 """Makes the dataset that flags name."""
 
-from dataclasses import dataclass
-from enum import StrEnum
+import math
 from pathlib import Path
 
 from octavo.bench.datasets.conversations import Conversations, CountTokens, estimated_tokens
 from octavo.bench.datasets.request import Dataset, DatasetError
 from octavo.bench.datasets.synthetic import RandomLengths, SharedPrefixes
 from octavo.bench.datasets.timestamped import TimestampedTrace
+from octavo.lab.flags import DatasetKind, LoadFlags
 from octavo.plan.workload import parse_lengths
 
 DEFAULT_LEN = "128"
 
 
-class DatasetKind(StrEnum):
-    RANDOM = "random"
-    PREFIXES = "prefixes"
-    SHAREGPT = "sharegpt"
-    MOONCAKE = "mooncake"
-    TRACE = "trace"
-
-
 _OF_FILES = (DatasetKind.SHAREGPT, DatasetKind.MOONCAKE, DatasetKind.TRACE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetQuery:
-    """The flags, as given; empty text and 0: not given."""
-
-    kind: DatasetKind = DatasetKind.RANDOM
-    path: Path | None = None
-    prompt_len: str = ""
-    output_len: str = ""
-    prefix_len: int = 0
-    num_prefixes: int = 1
-    length_scale: float = 1.0
-    # A directory with tokenizer.json, or a model.
-    tokenizer: str = ""
-
-
-def choose(query: DatasetQuery) -> Dataset:
-    """Raises DatasetError and PlanError, which name the flag."""
-    if (query.path is None) == (query.kind in _OF_FILES):
-        needs = "needs a file" if query.path is None else "takes no file"
+def choose(query: LoadFlags, *, tokenizer: str = "") -> Dataset:
+    """tokenizer: a directory with tokenizer.json, or a model; it counts the tokens of conversations. Raises
+    DatasetError and PlanError, which name the flag."""
+    for name in ("burstiness", "length_scale"):
+        if not 0 < (value := getattr(query, name)) < math.inf:
+            raise DatasetError(f"--{name.replace('_', '-')}={value:g} is not above 0")
+    if (query.dataset_path is None) == (query.dataset in _OF_FILES):
+        needs = "needs a file" if query.dataset_path is None else "takes no file"
         raise DatasetError(
-            f"--dataset-path: --dataset {query.kind} {needs}; the kinds with files are {', '.join(_OF_FILES)}"
+            f"--dataset-path: --dataset {query.dataset} {needs}; the kinds with files are {', '.join(_OF_FILES)}"
         )
-    if bool(query.prefix_len) != (query.kind is DatasetKind.PREFIXES):
+    if bool(query.prefix_len) != (query.dataset is DatasetKind.PREFIXES):
         raise DatasetError("--prefix-len and --dataset prefixes go together: give both or neither")
-    if query.length_scale != 1 and query.kind is not DatasetKind.MOONCAKE:
+    if query.length_scale != 1 and query.dataset is not DatasetKind.MOONCAKE:
         raise DatasetError(f"--length-scale={query.length_scale:g} needs --dataset mooncake")
-    if query.prompt_len and query.kind in _OF_FILES:
+    if query.prompt_len and query.dataset in _OF_FILES:
         raise DatasetError(f"--prompt-len={query.prompt_len}: prompts are those of --dataset-path")
-    if query.output_len and query.kind in (DatasetKind.MOONCAKE, DatasetKind.TRACE):
+    if query.output_len and query.dataset in (DatasetKind.MOONCAKE, DatasetKind.TRACE):
         raise DatasetError(f"--output-len={query.output_len}: lengths are those of --dataset-path")
     prompt_len = parse_lengths(query.prompt_len or DEFAULT_LEN, "--prompt-len")
     output_len = parse_lengths(query.output_len or DEFAULT_LEN, "--output-len")
-    path = query.path or Path()
-    match query.kind:
+    path = query.dataset_path or Path()
+    match query.dataset:
         case DatasetKind.RANDOM:
             return RandomLengths(prompt_len=prompt_len, output_len=output_len)
         case DatasetKind.PREFIXES:
@@ -73,12 +54,12 @@ def choose(query: DatasetQuery) -> Dataset:
             return Conversations(
                 path=path,
                 output_len=int(query.output_len) if query.output_len else None,
-                count_tokens=_counter(query.tokenizer),
+                count_tokens=_counter(tokenizer),
             )
         case DatasetKind.MOONCAKE:
             return TimestampedTrace(path=path, length_scale=query.length_scale)
         case DatasetKind.TRACE:
-            from octavo.bench.datasets.recorded import RecordedTrace  # the scheduler's modules
+            from octavo.bench.datasets.timestamped import RecordedTrace  # imports the scheduler's modules
 
             return RecordedTrace(paths=[path])
 

@@ -1,9 +1,6 @@
-"""Requests of a trace with timestamps, in the form that Mooncake publishes its own.
+"""Requests of traces, at their times: those that Mooncake publishes, and those that `octavo up --trace` recorded."""
 
-A line: {"timestamp": milliseconds, "input_length": tokens, "output_length": tokens, "hash_ids": [block, ...]}. Prompts
-with equal leading hash_ids begin with the same tokens, 512 a block; hash_ids may be left out.
-"""
-
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +11,7 @@ from octavo.bench.backends.base import Prompt
 from octavo.bench.datasets.conversations import json_lines, read_text
 from octavo.bench.datasets.request import BenchRequest, DatasetError
 from octavo.bench.datasets.synthetic import drawn, joined
+from octavo.plan.recorded import read_recording
 
 _TOKENS_A_BLOCK = 512
 # Beside a block's number in its seed; requests without hash_ids have seeds of their own.
@@ -77,3 +75,26 @@ def _read(entry: Any, where: str) -> tuple[float, int, int, list[int]]:
     if row[0] < 0 or min(row[1:]) < 1 or min(blocks, default=0) < 0:
         raise DatasetError(f"{where}: timestamp and hash_ids are from 0 up, and lengths from 1 up")
     return *row, blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTrace:
+    """The first requests of the trace. Each choice is a request of its own."""
+
+    paths: Sequence[Path]
+    name: str = "trace"
+    is_drawn: bool = False
+
+    def requests(self, count: int, seed: int, *, vocab_size: int, as_text: bool) -> list[BenchRequest]:
+        if as_text:
+            raise DatasetError("--dataset=trace: a trace has token ids and no text: use --backend grpc or openai")
+        found = read_recording(self.paths).requests[:count]
+        return [
+            BenchRequest(
+                prompt=list(each.prompt),
+                prompt_len=len(each.prompt),
+                output_len=len(each.output),
+                at=each.arrival - found[0].arrival,
+            )
+            for each in found
+        ]

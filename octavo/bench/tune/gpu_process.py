@@ -14,22 +14,23 @@ from typing import Any
 import torch
 
 from kernels.triton_common.tuned_tiles import Tile
-from octavo.bench.tune.problem import Device, Measurement, Problem, TuneError
+from octavo.bench.tune.problem import Device, Measurement, Problem
+from octavo.lab.errors import TuningError
 
 # Time for a process that has closed its pipes to end.
 _END_S = 10.0
 
 
 def visible_device() -> Device:
-    """All visible GPUs. Raises TuneError if there is none, or if they are of different kinds."""
+    """All visible GPUs. Raises TuningError if there is none, or if they are of different kinds."""
     if not torch.cuda.is_available():
-        raise TuneError(
+        raise TuningError(
             "--tune measures on GPUs, and torch sees none here (CUDA_VISIBLE_DEVICES may hide them; a CPU build of "
             "torch sees none): run it on a machine that has one"
         )
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     if len(set(names)) > 1:
-        raise TuneError(
+        raise TuningError(
             f"--tune: the visible GPUs are {', '.join(names)}: set CUDA_VISIBLE_DEVICES to GPUs of one kind, because "
             "their times go into one file"
         )
@@ -68,7 +69,7 @@ class GpuProcess:
     def measure(self, M: int, shape: Problem, tile: Tile) -> Measurement:
         """Measures one tile; if the process ends instead of answering, that is the tile's error.
 
-        Raises TuneError if no process can be started.
+        Raises TuningError if no process can be started.
         """
         process = self._process or self._start()
         answer = self._ask(process, {"op": shape.op, "M": M, "shape": shape.fields(), "tile": tile.as_json()})
@@ -106,7 +107,7 @@ class GpuProcess:
         self._process = process
         if self._ask(process, {}) is None:
             self.close()
-            raise TuneError(
+            raise TuningError(
                 f"GPU {self._environment['CUDA_VISIBLE_DEVICES']}: {' '.join(self._command)} ended with status "
                 f"{process.returncode} before it measured anything; its output is above"
             )

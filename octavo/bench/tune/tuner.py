@@ -5,108 +5,22 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from kernels.triton_common.tuned_tiles import (
-    MAX_FP8_BLOCK_K,
-    Tile,
-    TileError,
-    TunedConfigError,
-    read_tiles,
-    tile_from_json,
-    write_tiles,
-)
-from octavo.bench.tune.problem import Device, Measurement, Problem, TuneError
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
-Measured = dict[int, dict[Tile, Measurement]]
-
-
-class PartialResults:
-    """Measurements by batch size and tile, read from a file and appended to it. `close` keeps the file, `remove`
-    deletes it."""
-
-    def __init__(self, path: Path, measured_with: Mapping[str, str], max_block_k: int = MAX_FP8_BLOCK_K) -> None:
-        """max_block_k: of the op's tiles. Raises TuneError if the file was begun with other versions or another device,
-        or has an unknown format."""
-        self.path = path
-        self._max_block_k = max_block_k
-        self.measured: Measured = {}
-        lines = self._whole_lines()
-        if lines:
-            self._check_begun_with(lines[0], measured_with)
-            for number, line in enumerate(lines[1:], 2):
-                self._take(number, line)
-        self._file = path.open("a")
-        if not lines:
-            self._append(measured_with)
-
-    def add(self, M: int, tile: Tile, measurement: Measurement) -> None:
-        self.measured.setdefault(M, {})[tile] = measurement
-        self._append(
-            {"M": M, "tile": tile.as_json(), "microseconds": measurement.microseconds, "error": measurement.error}
-        )
-
-    def close(self) -> None:
-        self._file.close()
-
-    def remove(self) -> None:
-        self.close()
-        self.path.unlink()
-
-    def _append(self, values: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(values) + "\n")
-        # A finished measurement survives, however this process ends.
-        self._file.flush()
-
-    def _whole_lines(self) -> list[str]:
-        """The complete lines. An interrupted run may have cut off the last one; it is removed from the file."""
-        if not self.path.exists():
-            return []
-        text = self.path.read_bytes()
-        whole = text[: text.rfind(b"\n") + 1]
-        if whole != text:
-            self.path.write_bytes(whole)
-        return whole.decode(errors="replace").splitlines()
-
-    def _check_begun_with(self, line: str, measured_with: Mapping[str, str]) -> None:
-        begun_with = self._object(1, line)
-        if begun_with != measured_with:
-            raise TuneError(
-                f"{self.path} was begun with {_shown(begun_with)}, this is {_shown(measured_with)}: continue with "
-                "those, or remove the file to begin anew"
-            )
-
-    def _take(self, number: int, line: str) -> None:
-        values = self._object(number, line)
-        try:
-            measurement = Measurement(microseconds=values["microseconds"], error=values["error"])
-            self.measured.setdefault(values["M"], {})[tile_from_json(values["tile"], max_block_k=self._max_block_k)] = (
-                measurement
-            )
-        except (KeyError, TileError) as error:
-            raise self._unusable(number, repr(error)) from None
-
-    def _object(self, number: int, line: str) -> dict[str, Any]:
-        try:
-            values = json.loads(line)
-        except ValueError as error:
-            raise self._unusable(number, str(error)) from None
-        if not isinstance(values, dict):
-            raise self._unusable(number, f"{values!r} is not an object")
-        return values
-
-    def _unusable(self, number: int, why: str) -> TuneError:
-        return TuneError(f"{self.path}, line {number}: {why}; remove the file to begin anew")
-
-
-def _shown(values: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+from kernels.triton_common.tuned_tiles import Tile, TunedConfigError, read_tiles, write_tiles
+from octavo.bench.tune.problem import Device, Measurement, Problem
+from octavo.lab.errors import TuningError
+from octavo.lab.journal import Journal
 
 
 class Gpu(Protocol):
-    """Measures on one GPU."""
+    """Measures on one GPU: GpuProcess, and in tests one whose times are made up."""
 
     def measure(self, M: int, shape: Problem, tile: Tile) -> Measurement: ...
 
@@ -124,6 +38,10 @@ class Best:
     num_tried: int
     # How many of those failed.
     num_failed: int
+
+    @property
+    def tflops(self) -> float:
+        return self.shape.flops(self.M) / self.microseconds / 1e6
 
 
 class Tuner:
@@ -151,22 +69,22 @@ class Tuner:
         """Writes the file of this shape; entries of other batch sizes in it stay.
 
         on_tries: called with how many more candidates are done; those of an interrupted run count at once. on_best:
-        called for each batch size that is done. Calls come from any thread, one at a time. Raises TuneError;
+        called for each batch size that is done. Calls come from any thread, one at a time. Raises TuningError;
         measurements are kept.
         """
         path = self._folder / shape.file_name(self._device.name)
         try:
             tiles = read_tiles(path, max_block_k=shape.max_block_k) if path.exists() else {}
         except TunedConfigError as error:
-            raise TuneError(str(error)) from None
-        results = PartialResults(path.with_name(path.name + ".partial"), self._measured_with, shape.max_block_k)
+            raise TuningError(str(error)) from None
+        partial = path.with_name(path.name + ".partial")
+        journal = Journal(partial, self._measured_with, advice="continue with those, or remove the file to begin anew")
         try:
-            bests = _Run(self._device, shape, results, on_tries, on_best).spread(batch_sizes, self._open_gpu)
+            bests = _Run(self._device, shape, journal, on_tries, on_best).spread(batch_sizes, self._open_gpu)
             write_tiles(path, tiles | {best.M: best.tile for best in bests})
-        except BaseException:
-            results.close()
-            raise
-        results.remove()
+        finally:
+            journal.close()
+        partial.unlink()
         return path
 
 
@@ -177,11 +95,11 @@ class _Run:
         self,
         device: Device,
         shape: Problem,
-        results: PartialResults,
+        journal: Journal,
         on_tries: Callable[[int], None],
         on_best: Callable[[Best], None],
     ) -> None:
-        self._device, self._shape, self._results = device, shape, results
+        self._device, self._shape, self._journal = device, shape, journal
         self._on_tries, self._on_best = on_tries, on_best
         # Guards everything that the threads share.
         self._lock = threading.Lock()
@@ -217,23 +135,28 @@ class _Run:
             self._tune(M, gpu)
 
     def _tune(self, M: int, gpu: Gpu) -> None:
-        tiles = self._shape.candidates(M, self._device)
-        known = {tile: measurement for tile, measurement in self._results.measured.get(M, {}).items() if tile in tiles}
+        keys = {tile: _key(M, tile) for tile in self._shape.candidates(M, self._device)}
+        results = self._journal.results
         with self._lock:
+            known = {tile: Measurement(**results[key]) for tile, key in keys.items() if key in results}
             self._on_tries(len(known))
-        for tile in tiles:
+        for tile, key in keys.items():
             if self._is_stopped:
                 return
             if tile in known:
                 continue
             known[tile] = measurement = gpu.measure(M, self._shape, tile)
             with self._lock:
-                self._results.add(M, tile, measurement)
+                self._journal.put(key, asdict(measurement))
                 self._on_tries(1)
-        best = _best(M, self._shape, {tile: known[tile] for tile in tiles})
+        best = _best(M, self._shape, {tile: known[tile] for tile in keys})
         with self._lock:
             self._bests.append(best)
             self._on_best(best)
+
+
+def _key(M: int, tile: Tile) -> str:
+    return f"M={M} {json.dumps(tile.as_json())}"
 
 
 def _best(M: int, shape: Problem, tries: Mapping[Tile, Measurement]) -> Best:
@@ -241,8 +164,51 @@ def _best(M: int, shape: Problem, tries: Mapping[Tile, Measurement]) -> Best:
     times = {tile: tried.microseconds for tile, tried in tries.items() if tried.microseconds is not None}
     if not times:
         first = next(iter(tries.values()), Measurement(microseconds=None, error="there is no candidate"))
-        raise TuneError(f"--shape {shape.flag}: no tile works for a batch of {M}; the first one: {first.error}")
+        raise TuningError(f"--shape {shape.flag}: no tile works for a batch of {M}; the first one: {first.error}")
     tile = min(times, key=lambda tile: times[tile])
     return Best(
         M=M, shape=shape, tile=tile, microseconds=times[tile], num_tried=len(tries), num_failed=len(tries) - len(times)
     )
+
+
+# --- Output
+
+
+def best_as_json(best: Best) -> dict[str, Any]:
+    shape = best.shape
+    return {
+        "op": shape.op,
+        **shape.sizes,
+        "M": best.M,
+        "microseconds": round(best.microseconds, 3),
+        "tflops": round(best.tflops, 1),
+        "tile": best.tile.as_json(),
+        "num_tried": best.num_tried,
+        "num_failed": best.num_failed,
+    }
+
+
+def title_of(shape: Problem) -> str:
+    return ", ".join(f"{name}={value}" for name, value in shape.sizes.items() if isinstance(value, int))
+
+
+def print_table(shape: Problem, bests: Sequence[Best], path: Path) -> None:
+    # Fits into 80 columns.
+    names = ("M", "us", "TFLOP/s", "tile", "warps", "stages", "group", "parts", "failed")
+    table = Table(*names, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in table.columns:
+        column.justify, column.no_wrap = "right", True
+    for best in sorted(bests, key=lambda best: best.M):
+        tile = best.tile
+        table.add_row(
+            str(best.M),
+            f"{best.microseconds:.1f}",
+            f"{best.tflops:,.0f}",
+            f"{tile.block_m}x{tile.block_n}x{tile.block_k}",
+            *map(str, (tile.num_warps, tile.num_stages, tile.group_m, tile.split_k)),
+            f"{best.num_failed}/{best.num_tried}",
+        )
+    console = Console()
+    console.print(title_of(shape), style="bold", highlight=False)
+    console.print(table)
+    console.print(str(path), style="dim", highlight=False, soft_wrap=True)

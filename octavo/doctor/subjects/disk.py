@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernels.native.cache_directory import CacheDirectoryError, cache_directory
-from octavo.doctor.check import Check, gib, note, ok, problem
-from octavo.doctor.machine import Machine
+from octavo.doctor.machine import Check, Machine, gib, note, ok, problem
 from runtime.process import cache_directory as tokenizer_cache
 
 # Kernels take 0.2 MB, a tokenizer a few MB while it is converted, logs and sockets little.

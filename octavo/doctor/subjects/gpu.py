@@ -4,8 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from octavo.doctor.check import Check, gib, note, ok, problem
-from octavo.doctor.machine import Machine
+from octavo.doctor.machine import Check, Machine, gib, note, ok, problem
 
 # The oldest driver that runs programs of a CUDA major version:
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html

@@ -1,15 +1,20 @@
-"""Limits of open files and of processes."""
+"""Limits of the system: open files, processes, ports, the runtime directory, and the clock."""
 
+import ctypes
 import os
 import resource
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
 from kernels.native.cores import control_groups
-from octavo.doctor.check import Check, note, ok, problem
-from octavo.doctor.machine import Machine
+from octavo.cluster.errors import ClusterError
+from octavo.cluster.ports import ports_by_option, unusable_ports, with_port
+from octavo.cluster.runtime_files import locked_runtime_dir
+from octavo.doctor.machine import Check, Machine, note, ok, problem
 
 # Open in an idle scheduler, the most of all processes; measured with one worker: 33. The rest is for loading.
 _FILES_TO_START = 128
@@ -85,3 +90,84 @@ def _number(file: Path) -> int | None:
     """Reads a control group's file; None if there is none, or it says "max"."""
     text = file.read_text().strip() if file.is_file() else "max"
     return None if text == "max" else int(text)
+
+
+SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+_READS = 20_000
+# Read with a system call and a device; tsc and kvm-clock take some 50 ns.
+_SLOW_NS = 1000
+# TIME_ERROR of adjtimex(2): nothing has set the clock.
+_UNSYNCHRONIZED = 5
+
+
+def check_clock(machine: Machine) -> Iterator[Check]:
+    """Times a reading of the clock, and asks the kernel if something keeps it right."""
+    source, cost = SOURCE.read_text().strip() if SOURCE.is_file() else "unknown", reading_ns()
+    found = f"source {source}, {cost:.0f} ns a reading"
+    if cost > _SLOW_NS:
+        advice = (
+            f"let the kernel use tsc or kvm-clock (it lists what it has in {SOURCE.with_name('available_clocksource')})"
+        )
+        yield note("clock", f"{found}: slow, and each step reads it often", advice)
+    elif not is_synchronized():
+        advice = "run chrony or systemd-timesyncd on the host; certificates, log times and traces need the time"
+        yield note("clock", f"{found}; nothing keeps it synchronized", advice)
+    else:
+        yield ok("clock", f"{found}, synchronized")
+
+
+def reading_ns() -> float:
+    begun = time.perf_counter_ns()
+    for _ in range(_READS):
+        time.perf_counter_ns()
+    return (time.perf_counter_ns() - begun) / _READS
+
+
+def is_synchronized() -> bool:
+    """Asks adjtimex(2), without a change; True where there is no such call."""
+    if sys.platform != "linux":
+        return True
+    # struct timex has 208 bytes on 64-bit Linux; modes, its first member, is 0: read only.
+    status = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(256))
+    return status not in (-1, _UNSYNCHRONIZED)
+
+
+def check_ports(machine: Machine) -> Iterator[Check]:
+    """Tries to bind each port, and names the process that holds one."""
+    options = with_port(machine.options)
+    taken = list(unusable_ports(options))
+    for each in taken:
+        yield problem("ports", f"{each.option}: {each.found}{_holder(each.port)}", each.advice)
+    if not taken:
+        used = [f"{option} {_range(ports)}" for option, ports in ports_by_option(options).items()]
+        yield ok("ports", f"free: {', '.join(used)}")
+
+
+def check_runtime_directory(machine: Machine) -> Iterator[Check]:
+    """Takes the directory's lock for a moment, as `octavo up` takes it for good."""
+    directory = machine.options.runtime_dir
+    try:
+        with locked_runtime_dir(directory):
+            yield ok("runtime directory", f"{directory} is private and not in use")
+    except ClusterError as error:
+        yield problem("runtime directory", str(error), "stop the other cluster, or name another with --runtime-dir")
+
+
+def _range(ports: list[int]) -> str:
+    is_run = len(ports) > 2 and ports == list(range(ports[0], ports[0] + len(ports)))
+    return f"{ports[0]} to {ports[-1]}" if is_run else " and ".join(map(str, ports))
+
+
+def _holder(port: int) -> str:
+    """Names the process that listens at a port; empty where the system does not tell this user."""
+    try:
+        listening = psutil.net_connections("tcp")
+    except psutil.AccessDenied:
+        return ""
+    for each in listening:
+        if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == port and each.pid:
+            try:
+                return f" by {' '.join(psutil.Process(each.pid).cmdline()[:4])} (pid {each.pid})"
+            except psutil.Error:
+                return f" by pid {each.pid}"
+    return ""

@@ -7,8 +7,7 @@ from pathlib import Path
 import psutil
 
 from kernels.native.cores import control_groups
-from octavo.doctor.check import Check, gib, note, ok, problem
-from octavo.doctor.machine import Machine
+from octavo.doctor.machine import Check, Machine, gib, note, ok, problem
 from octavo.doctor.probe import ModelFacts
 
 # Measured, with the small model: a worker beside its weights and KV cache, and the other processes.

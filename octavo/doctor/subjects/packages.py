@@ -8,8 +8,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from octavo.doctor.check import Check, note, ok, problem
-from octavo.doctor.machine import Machine
+from octavo.doctor.machine import Check, Machine, note, ok, problem
 
 # In a checkout; a wheel has none.
 _CONSTRAINTS = Path(__file__).resolve().parents[3] / "constraints"

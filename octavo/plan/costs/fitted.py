@@ -40,17 +40,21 @@ def _terms(num_steps: int, shape: StepShape) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fitted:
-    """A `CostModel` of one engine. Copies of KV between device and host (swap) are free in it."""
+    """A `CostModel` of one engine, and of the cluster around it: the engine's seconds times `factor`, plus seconds per
+    step and per output token. Copies of KV between device and host (swap) are free in it."""
 
     # Seconds per unit of each part's term.
     coefficients: tuple[float, ...]
     # Median of |predicted - measured| / measured over the samples.
     median_error: float
     num_samples: int
+    factor: float = 1.0
+    step_seconds: float = 0.0
+    token_seconds: float = 0.0
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return _PARTS
+        return (*_PARTS, "around the engine")
 
     @property
     def num_stages(self) -> int:
@@ -62,7 +66,9 @@ class Fitted:
         return 0.0
 
     def stage_seconds(self, shape: StepShape) -> Sequence[float]:
-        return [coefficient * term for coefficient, term in zip(self.coefficients, _terms(1, shape), strict=True)]
+        terms = zip(self.coefficients, _terms(1, shape), strict=True)
+        around = self.step_seconds + self.token_seconds * shape.num_sampled
+        return [*(coefficient * term * self.factor for coefficient, term in terms), around]
 
 
 def fit(samples: Sequence[StepSample]) -> Fitted:

@@ -4,7 +4,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from octavo.plan.errors import PlanError
+from octavo.lab.errors import PlanError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

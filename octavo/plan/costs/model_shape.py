@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from octavo.plan.errors import PlanError
+from octavo.lab.errors import PlanError
 from runtime.model_files import PACKAGE_PREFIX, resolve_model
 
 

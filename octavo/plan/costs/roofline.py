@@ -10,10 +10,10 @@ prefill attention at 400 to 740 of 989 TFLOP/s.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from octavo.lab.errors import DoesNotFit
 from octavo.plan.costs.hardware import Gpu, Interconnect
 from octavo.plan.costs.model_shape import ModelShape
 from octavo.plan.costs.step_shape import StepShape
-from octavo.plan.errors import DoesNotFit
 
 # Per GPU: CUDA's context, captured graphs and allocator caches; with several ranks, NCCL's buffers too.
 _FIXED_BYTES = 1.5e9

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from octavo.lab.errors import PlanError
 from octavo.plan.costs.step_shape import PaperRows, StepShape
-from octavo.plan.errors import PlanError
 from scheduler.core.messages import Plan
 
 # At most about this many samples per run: consecutive steps of one kind are added up.

@@ -1,14 +1,12 @@
 """The links between this machine's GPUs, as `nvidia-smi topo -m` prints them."""
 
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from octavo.plan.errors import PlanError
+from octavo.lab.errors import PlanError
+from octavo.lab.nvidia_smi import NvidiaSmiError, nvidia_smi
 
-_TIMEOUT_S = 20.0
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _GPU = re.compile(r"GPU(\d+)$")
 _NVLINK = re.compile(r"NV(\d+)$")
@@ -19,12 +17,10 @@ PCIE_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLinks:
-    """kinds: by pairs of GPU numbers, both orders: NV and the number of links, or one of PCIE_KINDS. numa_nodes: by
-    GPU; None: not said."""
+    """kinds: by pairs of GPU numbers, both orders: NV and the number of links, or one of PCIE_KINDS."""
 
     num_gpus: int
     kinds: Mapping[tuple[int, int], str]
-    numa_nodes: Mapping[int, int | None]
 
     @property
     def island_size(self) -> int:
@@ -61,18 +57,17 @@ def read_gpu_links() -> GpuLinks:
 
 
 def _ask(*arguments: str) -> str:
-    """Runs nvidia-smi. Raises PlanError."""
-    if (command := shutil.which("nvidia-smi")) is None:
-        raise PlanError("--gpu auto: this machine has no nvidia-smi; name the GPU, and its links with --interconnect")
+    """Raises PlanError."""
     called = f"--gpu auto: nvidia-smi {' '.join(arguments)}"
     try:
-        result = subprocess.run([command, *arguments], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        answer = nvidia_smi(*arguments)
+    except NvidiaSmiError as error:
         raise PlanError(f"{called}: {error}") from None
-    if result.returncode or not result.stdout.strip():
-        said = (result.stdout + result.stderr).strip()
-        raise PlanError(f"{called}: {said or f'exit code {result.returncode}'}")
-    return result.stdout
+    if answer is None:
+        raise PlanError("--gpu auto: this machine has no nvidia-smi; name the GPU, and its links with --interconnect")
+    if not answer.strip():
+        raise PlanError(f"{called}: it prints nothing")
+    return answer
 
 
 def parse_topology(text: str) -> GpuLinks:
@@ -84,9 +79,7 @@ def parse_topology(text: str) -> GpuLinks:
     if header is None or not rows:
         raise PlanError(f"--gpu auto: no GPU in the output of nvidia-smi topo -m: {text.strip()[:200]!r}")
     columns = {place: int(found[1]) for place, cell in enumerate(header) if (found := _GPU.match(cell))}
-    numa_column = header.index("NUMA Affinity") if "NUMA Affinity" in header else None
     kinds: dict[tuple[int, int], str] = {}
-    nodes: dict[int, int | None] = {}
     for name, *cells in rows:
         found = _GPU.match(name)
         if found is None or len(cells) < len(columns):
@@ -99,9 +92,7 @@ def parse_topology(text: str) -> GpuLinks:
             if not _NVLINK.match(kind) and kind not in PCIE_KINDS:
                 raise PlanError(f"--gpu auto: GPU{gpu} and GPU{other} have a link of an unknown kind, {kind!r}")
             kinds[gpu, other] = kind
-        node = cells[numa_column] if numa_column is not None and numa_column < len(cells) else ""
-        nodes[gpu] = int(node) if node.isdecimal() else None
-    return GpuLinks(num_gpus=len(rows), kinds=kinds, numa_nodes=nodes)
+    return GpuLinks(num_gpus=len(rows), kinds=kinds)
 
 
 def _cells(line: str) -> list[str]:

@@ -1,8 +1,10 @@
-"""Which settings are worth a measurement, by what is predicted of them."""
+"""The settings that are worth a probe, and those that are worth a measurement by what is predicted of them."""
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+from octavo.lab.settings import OFF, Setting
 from octavo.tune.search.results import Row, Status
 
 # Predictions that differ by less than this share of the best are alike: noise is more.
@@ -63,3 +65,20 @@ def _distance(first: Row, second: Row) -> float:
         return 0.0
     pairs = [(first.prediction.numbers.get(key), second.prediction.numbers.get(key)) for key in _BEHAVIOUR]
     return round(sum(abs(math.log(a / b)) for a, b in pairs if a and b), 6)
+
+
+def to_probe(settings: Sequence[Setting]) -> list[Setting]:
+    """Settings to probe, the largest first. The steps of one with drafts tell little: it is probed without."""
+    plain = [
+        each if dict(each.values).get("speculative_config", OFF) == OFF else _without_drafts(each) for each in settings
+    ]
+    return sorted(dict.fromkeys(plain), key=size_of, reverse=True)
+
+
+def _without_drafts(setting: Setting) -> Setting:
+    return Setting(tuple((name, OFF if name == "speculative_config" else value) for name, value in setting.values))
+
+
+def size_of(setting: Setting) -> tuple[Any, Any]:
+    values = dict(setting.values)
+    return values.get("max_num_batched_tokens", 0), values.get("max_num_seqs", 0)

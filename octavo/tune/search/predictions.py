@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.options import Options
+from octavo.lab.bounds import Bounds, lasting
+from octavo.lab.errors import PlanError
 from octavo.plan.costs.fitted import fit
-from octavo.plan.errors import PlanError
 from octavo.plan.recorded import Recording
-from octavo.plan.simulate import simulate
-from octavo.plan.targets import Calibrated, measured_settings
+from octavo.plan.simulate import Run, simulate
+from octavo.plan.targets import measured_settings
 from octavo.plan.workload import Workload
-from octavo.tune.bounds import Bounds, as_predicted, lasting
 from octavo.tune.rates import highest_rate
 from octavo.tune.workload import TuneWorkload
 from scheduler.settings import CORE_DRAFTERS
@@ -35,7 +35,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """rate: the highest that keeps the bounds; its numbers as `as_predicted`. None, and why, if no rate keeps them."""
+    """rate: the highest that keeps the bounds; its numbers as `as_measured`. None, and why, if no rate keeps them."""
 
     rate: float | None
     numbers: Mapping[str, Any]
@@ -60,7 +60,7 @@ class Predictor:
         self._workload, self._bounds = workload, bounds
         self._measurements = probes[0].recording.measurements()
         samples = [sample for probe in probes for sample in probe.recording.measurements().samples]
-        self.cost = Calibrated(engine=fit(samples))
+        self.cost = fit(samples)
         self._outputs = {each.prompt: each.output for probe in probes for each in probe.recording.requests}
         loads = [self._load_of(probe) for probe in probes]
         durations = [
@@ -71,7 +71,7 @@ class Predictor:
         # By percentile: measured over simulated.
         self._probed, self._learned = ({key: [] for key in _PERCENTILES} for _ in range(2))
         for probe, load in zip(probes, loads, strict=True):
-            _compare(as_predicted(self._run(probe.options, load)), probe.measured, self._probed)
+            _compare(self._run(probe.options, load).measured(), probe.measured, self._probed)
 
     @property
     def factors(self) -> dict[str, float]:
@@ -80,7 +80,7 @@ class Predictor:
 
     def learn(self, options: Options, rate: float, share: float, measured: Mapping[str, Any]) -> None:
         """Adds a measurement. Raises PlanError."""
-        _compare(as_predicted(self._run(options, self._paper(options, rate, share))), measured, self._learned)
+        _compare(self._run(options, self._paper(options, rate, share)).measured(), measured, self._learned)
 
     def predict(self, options: Options) -> Prediction | None:
         """None: the drafts of these options can't be predicted."""
@@ -100,9 +100,9 @@ class Predictor:
         return Prediction(rate=found.rate, numbers=found.measured)
 
     def at(self, options: Options, rate: float, share: float) -> Mapping[str, Any]:
-        """The numbers of one rate and a part of the load, as `as_predicted`, to be compared with what was measured.
+        """The numbers of one rate and a part of the load, as `as_measured`, to be compared with what was measured.
         Raises PlanError."""
-        numbers = as_predicted(self._run(options, self._paper(options, rate, share)))
+        numbers = self._run(options, self._paper(options, rate, share)).measured()
         return numbers | {key: round(numbers[key] * factor, 3) for key, factor in self.factors.items()}
 
     def _load_of(self, probe: Probe) -> Workload:
@@ -115,7 +115,7 @@ class Predictor:
         outputs = self._known_outputs() if options.speculative_config is not None else None
         return workload if outputs is None else replace(workload, outputs=outputs[: len(workload)])
 
-    def _run(self, options: Options, workload: Workload) -> Any:
+    def _run(self, options: Options, workload: Workload) -> Run:
         settings = measured_settings(self._measurements, options)
         if workload.outputs is None:
             settings = replace(settings, speculation=None)

@@ -8,9 +8,9 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
-from octavo.tune.bounds import lasting
+from octavo.lab.bounds import lasting
+from octavo.lab.settings import Setting
 from octavo.tune.search.predictions import Prediction
-from octavo.tune.space import Candidate
 
 # Pairs closer than this have no order worth predicting.
 _DIFFERS = 1.1
@@ -29,7 +29,7 @@ class Row:
     """A setting. rate: the highest that kept the bounds; None: none did. at: the rate of `measured`. ceiling: requests
     per second that it answered when all came at once; inf: not known."""
 
-    candidate: Candidate
+    setting: Setting
     status: Status = Status.SKIPPED
     # Why it was skipped, failed, or lost.
     reason: str = ""
@@ -57,7 +57,7 @@ class Row:
         return [lasting(self.rate, each) for each in self.repeats or (self.measured,)]
 
     def as_json(self) -> dict[str, Any]:
-        values: dict[str, Any] = {**dict(self.candidate.values), "status": str(self.status), "reason": self.reason}
+        values: dict[str, Any] = {**dict(self.setting.values), "status": str(self.status), "reason": self.reason}
         if self.prediction is not None:
             found = {"request_rate": _shown(self.prediction.rate), "tok_s_within_bounds": self.prediction.value}
             values["predicted"] = found | dict(self.prediction.numbers)

@@ -14,23 +14,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from configs.options import Options
-from octavo.plan.errors import PlanError
+from octavo.lab.bounds import Bounds
+from octavo.lab.errors import PlanError, TuningError
+from octavo.lab.journal import Journal
+from octavo.lab.settings import Setting
 from octavo.plan.recorded import read_recording
-from octavo.tune.bounds import Bounds
-from octavo.tune.errors import TuningError
-from octavo.tune.progress import Watcher
+from octavo.tune.progress import Progress
 from octavo.tune.rates import CLOSE
-from octavo.tune.search.choosing import choose
+from octavo.tune.search.choosing import choose, size_of, to_probe
 from octavo.tune.search.predictions import Predictor, Probe
-from octavo.tune.search.probing import size_of, to_probe
 from octavo.tune.search.results import Found, Row, Status
-from octavo.tune.space import Candidate
 from octavo.tune.trials.clusters import Clusters, TrialFailed
-from octavo.tune.trials.journal import Journal
-from octavo.tune.trials.memory import highest_that_works
+from octavo.tune.trials.memory import MemoryRange, highest_that_works
 from octavo.tune.trials.trials import Trials
 from octavo.tune.workload import TuneWorkload
 
@@ -63,41 +60,25 @@ class Effort:
     is_exhaustive: bool = False
 
 
-class OptionsOf(Protocol):
-    def __call__(self, candidate: Candidate, memory: dict[str, float]) -> Options:
-        """Raises ConfigError."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryRange:
-    """The option, its values to try from the highest, and why there is none above."""
-
-    option: str
-    values: Sequence[float]
-    why: str
-
-
 class Tuner:
     def __init__(
         self,
-        candidates: Sequence[Candidate],
+        settings: Sequence[Setting],
         workload: TuneWorkload,
         bounds: Bounds,
         effort: Effort,
         *,
         clusters: Clusters,
-        options_of: OptionsOf,
         journal: Journal,
         traces: Path,
-        watcher: Watcher,
+        watcher: Progress,
     ) -> None:
         """traces: a folder for the probes' recordings."""
         self._workload, self._bounds, self._effort = workload, bounds, effort
-        self._clusters, self._options_of, self._traces = clusters, options_of, traces
+        self._clusters, self._traces = clusters, traces
         self._watch = watcher
         self._trials = Trials(clusters, journal, workload, bounds)
-        self._rows = [Row(candidate=candidate) for candidate in candidates]
+        self._rows = [Row(setting=setting) for setting in settings]
         self._notes: list[str] = []
         self._predictors: dict[tuple, Predictor] = {}
 
@@ -138,14 +119,14 @@ class Tuner:
         found = []
         for row in self._rows:
             try:
-                self._options_of(row.candidate, self._trials.memory)
+                self._options(row.setting)
                 found.append(row)
             except ValueError as error:
                 row.status, row.reason = Status.FAILED, str(error)
         return found
 
     def _find_memory(self, memory: MemoryRange) -> None:
-        largest = max(self._rows, key=lambda row: [v for _, v in row.candidate.values if isinstance(v, int)]).candidate
+        largest = max(self._rows, key=lambda row: [v for _, v in row.setting.values if isinstance(v, int)]).setting
 
         def works(value: float) -> str:
             self._watch.begin(f"{memory.option} {value:g} with {largest.label}")
@@ -163,7 +144,7 @@ class Tuner:
     def _predict(self, rows: Sequence[Row]) -> None:
         engines: dict[tuple, list[Row]] = {}
         for row in rows:
-            engines.setdefault(row.candidate.engine, []).append(row)
+            engines.setdefault(row.setting.engine, []).append(row)
         for number, of_engine in enumerate(engines.values()):
             self._watch.expect(2 * (len(engines) - number) + self._effort.max_measured + 2 * self._effort.rounds)
             self._predict_engine(of_engine, number)
@@ -171,7 +152,7 @@ class Tuner:
     def _predict_engine(self, rows: Sequence[Row], number: int) -> None:
         probes: list[Probe] = []
         # By the fewest probes: the largest setting and one with the smallest budget have steps of all sizes between.
-        left = to_probe([row.candidate for row in rows])
+        left = to_probe([row.setting for row in rows])
         while left and len(probes) < _NUM_PROBES:
             probed = left.pop(0) if not probes else min(left, key=lambda each: (size_of(each)[0], -size_of(each)[1]))
             left = [each for each in left if each != probed]
@@ -183,10 +164,10 @@ class Tuner:
             except (TrialFailed, PlanError) as error:
                 self._say(f"the probe {probed.label} fails: {error}")
                 for row in rows:
-                    if row.candidate == probed and not row.measured:
+                    if row.setting == probed and not row.measured:
                         row.status, row.reason = Status.FAILED, str(error)
                 continue
-            options = self._options_of(probed, self._trials.memory)
+            options = self._options(probed)
             probes.append(Probe(options=options, recording=recording, measured=measured))
             left = [each for each in left if size_of(each)[0] < size_of(probed)[0]]
         if not probes:
@@ -197,15 +178,15 @@ class Tuner:
         except PlanError as error:
             self._say(f"nothing is predicted: {error}")
             return
-        fitted = predictor.cost.engine
+        fitted = predictor.cost
         self._say(
             f"costs fitted to {fitted.num_samples} samples of steps (median error {fitted.median_error:.1%}); clients "
-            f"wait {predictor.cost.factor:.2f} times as long, "
+            f"wait {fitted.factor:.2f} times as long, "
             + ", ".join(f"{factor:.2f} for {key[:-4]}" for key, factor in predictor.factors.items())
         )
         for row in rows:
-            self._predictors[row.candidate.engine] = predictor
-            row.prediction = predictor.predict(self._options_of(row.candidate, self._trials.memory))
+            self._predictors[row.setting.engine] = predictor
+            row.prediction = predictor.predict(self._options(row.setting))
 
     # --- Measurements
 
@@ -229,7 +210,7 @@ class Tuner:
         return rows
 
     def _measure(self, row: Row, stage: str, *, share: float, max_runs: int, close: float = CLOSE) -> None:
-        self._watch.begin(f"{stage}: {row.candidate.label}")
+        self._watch.begin(f"{stage}: {row.setting.label}")
         hint = row.prediction.rate if row.prediction else None
         start = ceiling = math.inf
         if row.rate is not None and row.rate < _FAR * row.ceiling:
@@ -237,7 +218,7 @@ class Tuner:
             start, ceiling = row.rate, row.ceiling
         try:
             found = self._trials.search(
-                row.candidate,
+                row.setting,
                 stage,
                 share=share,
                 start=start,
@@ -248,7 +229,7 @@ class Tuner:
             )
         except TrialFailed as error:
             row.status, row.reason = Status.FAILED, str(error)
-            self._say(f"{row.candidate.label} fails: {error}")
+            self._say(f"{row.setting.label} fails: {error}")
             return
         row.rate, row.at, row.measured, row.ceiling = found.rate, found.at, found.measured, found.ceiling
         row.status, row.reason, row.share = Status.MEASURED, "", share
@@ -256,22 +237,22 @@ class Tuner:
         if row.rate is None:
             row.reason = "; ".join(self._bounds.broken_by(row.measured))
         at = "no rate keeps the bounds" if row.rate is None else f"rate {row.rate:g}"
-        self._say(f"{row.candidate.label}: {row.value:,.4g} output tokens/s ({at})")
+        self._say(f"{row.setting.label}: {row.value:,.4g} output tokens/s ({at})")
 
     def _expect(self, row: Row) -> None:
         """Predicts what was measured, at the rate and with the load of the measurement; then predictions learn from
         it."""
         row.expected = {}
-        predictor = self._predictors.get(row.candidate.engine)
+        predictor = self._predictors.get(row.setting.engine)
         if predictor is None or row.prediction is None or not row.measured:
             return
-        options = self._options_of(row.candidate, self._trials.memory)
+        options = self._options(row.setting)
         try:
             row.expected = predictor.at(options, row.at, row.share)
             if not self._effort.is_exhaustive:
                 predictor.learn(options, row.at, row.share, row.measured)
         except PlanError as error:
-            self._say(f"{row.candidate.label} can't be predicted: {error}")
+            self._say(f"{row.setting.label} can't be predicted: {error}")
 
     def _whole(self, rows: Sequence[Row]) -> list[Row]:
         """Measures with the whole load; then settings that are predicted to be better, now that predictions have
@@ -283,7 +264,7 @@ class Tuner:
             self._measure(row, "final", share=1.0, max_runs=_FINAL_RUNS, close=_FINAL_CLOSE)
             measured.append(row)
         while len(late) < _NUM_LATE and (row := self._overlooked(measured)) is not None:
-            self._say(f"{row.candidate.label} is measured as well: predictions have learned that it may be better")
+            self._say(f"{row.setting.label} is measured as well: predictions have learned that it may be better")
             self._measure(row, "final", share=1.0, max_runs=_FINAL_RUNS, close=_FINAL_CLOSE)
             late.append(row)
             measured.append(row)
@@ -295,13 +276,13 @@ class Tuner:
         best = max(measured, key=lambda row: row.value, default=None)
         if best is None or best.status is Status.FAILED:
             return None
-        predictor = self._predictors.get(best.candidate.engine)
+        predictor = self._predictors.get(best.setting.engine)
         if predictor is None or best.prediction is None:
             return None
         again = {
-            id(row): predictor.predict(self._options_of(row.candidate, self._trials.memory))
+            id(row): predictor.predict(self._options(row.setting))
             for row in self._rows
-            if row.status is not Status.FAILED and row.candidate.engine == best.candidate.engine
+            if row.status is not Status.FAILED and row.setting.engine == best.setting.engine
         }
         values = {key: each.value for key, each in again.items() if each is not None}
         skipped = [row for row in self._rows if row.status is Status.SKIPPED and id(row) in values]
@@ -320,10 +301,10 @@ class Tuner:
                 break
             for done, row in enumerate(finalists if number % 2 == 0 else reversed(finalists)):
                 self._watch.expect((self._effort.rounds - number) * len(finalists) - done)
-                self._watch.begin(f"final, turn {number + 1}: {row.candidate.label}")
+                self._watch.begin(f"final, turn {number + 1}: {row.setting.label}")
                 assert row.rate is not None
                 try:
-                    row.repeats.append(self._trials.again(row.candidate, f"final {number}", row.rate))
+                    row.repeats.append(self._trials.again(row.setting, f"final {number}", row.rate))
                 except TrialFailed as error:
                     row.status, row.reason = Status.FAILED, f"in the final, turn {number + 1}: {error}"
         lasting = [row for row in finalists if row.status is Status.FINALIST and self._keeps_bounds(row)]
@@ -351,9 +332,9 @@ class Tuner:
         assert row.rate is not None
         rate = row.rate if math.isfinite(row.rate) else row.measured["requests_s"]
         rate = float(f"{_LOWER * rate:.4g}")
-        self._watch.begin(f"final, slower: {row.candidate.label}")
+        self._watch.begin(f"final, slower: {row.setting.label}")
         try:
-            measured = self._trials.again(row.candidate, f"slower {number}", rate)
+            measured = self._trials.again(row.setting, f"slower {number}", rate)
         except TrialFailed as error:
             row.status, row.reason = Status.FAILED, f"in the final, slower: {error}"
             return False
@@ -367,6 +348,9 @@ class Tuner:
             row.reason = f"in {len(broken)} of {len(row.repeats)} measurements: {'; '.join(broken[0])}"
             return False
         return True
+
+    def _options(self, setting: Setting) -> Options:
+        return self._clusters.options(setting, self._trials.memory)
 
     def _say(self, text: str) -> None:
         self._notes.append(text)

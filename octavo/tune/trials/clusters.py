@@ -14,7 +14,6 @@ from typing import Any, Protocol, Self
 
 import yaml
 
-from configs.load import load_options
 from configs.options import Options
 from octavo.bench.backends.grpc_calls import GrpcBackend
 from octavo.bench.serve import Load, measure
@@ -24,10 +23,12 @@ from octavo.cluster.errors import ClusterError
 from octavo.cluster.ports import with_port
 from octavo.cluster.readiness import router_targets
 from octavo.cluster.runtime_files import child_environment
-from octavo.tune.bounds import as_measured
-from octavo.tune.errors import TuningError
-from octavo.tune.space import Candidate
+from octavo.lab.bounds import as_measured
+from octavo.lab.errors import TuningError
+from octavo.lab.settings import GivenOptions, Setting
 
+# Options of which each cluster has its own.
+OWN = ("port", "http_port", "metrics_port", "runtime_dir", "trace")
 _MAIN = "from octavo.cli.main import main; main()"
 _SERVING = "serving; Ctrl-C to stop"
 _STOP_TIMEOUT_S = 60.0
@@ -55,10 +56,17 @@ class Cluster(Protocol):
 
 
 class Clusters(Protocol):
-    def open(self, candidate: Candidate, memory: Mapping[str, float], trace: Path | None = None) -> Cluster:
+    """Two kinds: on this machine, and on a virtual clock (tests.support.scheduler.simulated_clusters), which
+    benchmarks use as well."""
+
+    def options(self, setting: Setting, memory: Mapping[str, float]) -> Options:
+        """Raises ConfigError for values that do not go together."""
+        ...
+
+    def open(self, setting: Setting, memory: Mapping[str, float], trace: Path | None = None) -> Cluster:
         """Returns a cluster that starts as it is entered, and then raises TrialFailed if it does not.
 
-        memory: options of memory, on top of the candidate's. trace: records there.
+        memory: options of memory, on top of the setting's. trace: records there.
         """
         ...
 
@@ -68,28 +76,27 @@ class Clusters(Protocol):
 
 
 class LocalClusters:
-    """Clusters on this machine. config, flags: the options that all share. logs: a folder for their output."""
+    """Clusters on this machine. given: the options that all share. logs: a folder for their output."""
 
-    def __init__(self, config: Path | None, flags: Mapping[str, object], logs: Path) -> None:
+    def __init__(self, given: GivenOptions, logs: Path) -> None:
         """Raises TuningError for options that keep this process out."""
-        self._config, self._flags, self._logs = config, dict(flags), logs
-        options = load_options(config, self._flags)
+        self._given, self._logs = given, logs
+        options = given.options()
         for name in ("tls_cert_file", "api_keys_file"):
             if value := getattr(options, name):
                 raise TuningError(f"{name}={value!r}: clusters that are measured here take plain calls; leave it out")
 
-    def options(self, candidate: Candidate, memory: Mapping[str, float]) -> Options:
-        """Raises ConfigError for values that do not go together."""
-        return load_options(self._config, {**self._flags, **candidate.options, **memory})
+    def options(self, setting: Setting, memory: Mapping[str, object]) -> Options:
+        return self._given.options({**setting.options, **memory})
 
-    def open(self, candidate: Candidate, memory: Mapping[str, float], trace: Path | None = None) -> "LocalCluster":
+    def open(self, setting: Setting, memory: Mapping[str, float], trace: Path | None = None) -> "LocalCluster":
         more: dict[str, Any] = {"http_port": 0, "metrics_port": 0, "port": 0}
         if trace is not None:
             trace.parent.mkdir(parents=True, exist_ok=True)
             more["trace"] = str(trace.resolve())
-        options = load_options(self._config, {**self._flags, **candidate.options, **memory, **more})
+        options = self.options(setting, {**memory, **more})
         self._logs.mkdir(parents=True, exist_ok=True)
-        name = "".join(letter if letter.isalnum() else "_" for letter in candidate.label)
+        name = "".join(letter if letter.isalnum() else "_" for letter in setting.label)
         return LocalCluster(options, self._logs / f"{name}.log")
 
     def traces(self, trace: Path) -> list[Path]:

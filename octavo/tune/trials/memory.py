@@ -1,10 +1,11 @@
 """The most memory for the KV cache with which a cluster starts and serves."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from octavo.doctor.machine import Machine
 from octavo.doctor.subjects.memory import room_for_cache
-from octavo.tune.errors import TuningError
+from octavo.lab.errors import TuningError
 
 _GIB = 2**30
 # Leaves room for what else the machine does.
@@ -16,8 +17,17 @@ _GPU_VALUES = tuple(round(0.98 - 0.02 * step, 2) for step in range(20))
 _HOST_FACTORS = (1.0, 0.8, 0.6, 0.4, 0.2)
 
 
-def memory_values(machine: Machine, *, max_num_seqs: int, longest: int) -> tuple[str, Sequence[float], str]:
-    """Returns the option, the values to try, largest first, and why the first is not larger.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRange:
+    """The option, its values to try from the highest, and why there is none above."""
+
+    option: str
+    values: Sequence[float]
+    why: str
+
+
+def memory_values(machine: Machine, *, max_num_seqs: int, longest: int) -> MemoryRange:
+    """Returns the values to try.
 
     machine: with the options of the largest setting. longest: tokens of a request. Raises TuningError.
 
@@ -26,7 +36,7 @@ def memory_values(machine: Machine, *, max_num_seqs: int, longest: int) -> tuple
     """
     options = machine.options
     if machine.on_gpu:
-        return "gpu_memory_utilization", _GPU_VALUES, "a GPU's driver needs the rest"
+        return MemoryRange(option="gpu_memory_utilization", values=_GPU_VALUES, why="a GPU's driver needs the rest")
     reading = machine.readings["model"]
     if reading.model is None:
         raise TuningError(f"{options.model} cannot be read: {reading.error or reading.refusal}")
@@ -40,7 +50,7 @@ def memory_values(machine: Machine, *, max_num_seqs: int, longest: int) -> tuple
     )
     highest, why = (fits, "no more memory is free") if fits < wanted else (wanted, "the requests need no more")
     values = [max(0.01, int(highest * factor * 1000) / 1000) for factor in _HOST_FACTORS]
-    return "kv_cache_memory", values, why
+    return MemoryRange(option="kv_cache_memory", values=values, why=why)
 
 
 def highest_that_works(values: Sequence[float], works: Callable[[float], str]) -> tuple[float, dict[float, str]]:

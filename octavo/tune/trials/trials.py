@@ -8,11 +8,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from octavo.tune.bounds import Bounds
+from octavo.lab.bounds import Bounds
+from octavo.lab.journal import Journal
+from octavo.lab.settings import Setting
 from octavo.tune.rates import CLOSE, Highest, highest_rate
-from octavo.tune.space import Candidate
 from octavo.tune.trials.clusters import Cluster, Clusters, TrialFailed
-from octavo.tune.trials.journal import Journal
 from octavo.tune.workload import TuneWorkload
 
 # Requests that warm a cluster up.
@@ -32,33 +32,32 @@ class Trials:
         self._cluster = self._of = None
         self._stack.close()
 
-    def starts(self, candidate: Candidate, memory: Mapping[str, float]) -> str:
+    def starts(self, setting: Setting, memory: Mapping[str, float]) -> str:
         """Starts a cluster and sends a part of the load at once. Returns why that fails, or nothing."""
-        key = f"starts with {dict(memory)} {candidate.key}"
+        key = f"starts with {dict(memory)} {setting.key}"
 
         def attempt() -> dict[str, Any]:
-            start = perf_counter()
             self.close()
             try:
-                with self._clusters.open(candidate, memory) as cluster:
+                with self._clusters.open(setting, memory) as cluster:
                     cluster.measure(self._workload.load(math.inf, share=0.25))
             except TrialFailed as error:
-                return {"reason": str(error), "seconds": perf_counter() - start}
-            return {"reason": "", "seconds": perf_counter() - start}
+                return {"reason": str(error)}
+            return {"reason": ""}
 
         return self._kept(key, attempt)["reason"]
 
-    def record(self, candidate: Candidate, trace: Path) -> dict[str, Any]:
+    def record(self, setting: Setting, trace: Path) -> dict[str, Any]:
         """Measures all requests at once, and records a trace. Raises TrialFailed."""
 
         def measure() -> dict[str, Any]:
             for path in self._clusters.traces(trace):
                 path.unlink()
             self.close()
-            with self._clusters.open(candidate, self.memory, trace) as cluster:
+            with self._clusters.open(setting, self.memory, trace) as cluster:
                 return self._warmed(cluster).measure(self._workload.load(math.inf))
 
-        key = f"probe {candidate.key}"
+        key = f"probe {setting.key}"
         if key in self._journal.results and not self._clusters.traces(trace):
             # Somebody has tidied up.
             del self._journal.results[key]
@@ -66,7 +65,7 @@ class Trials:
 
     def search(
         self,
-        candidate: Candidate,
+        setting: Setting,
         stage: str,
         *,
         share: float,
@@ -78,7 +77,7 @@ class Trials:
     ) -> Highest:
         """Searches the highest rate that keeps the bounds, as `highest_rate` does. Raises TrialFailed."""
         return highest_rate(
-            lambda rate: self._once(candidate, stage, rate, share),
+            lambda rate: self._once(setting, stage, rate, share),
             self._bounds,
             start=start,
             hint=hint,
@@ -87,27 +86,27 @@ class Trials:
             close=close,
         )
 
-    def again(self, candidate: Candidate, stage: str, rate: float) -> Mapping[str, Any]:
+    def again(self, setting: Setting, stage: str, rate: float) -> Mapping[str, Any]:
         """Measures one rate with all requests. Raises TrialFailed."""
-        return self._once(candidate, stage, rate, 1.0)
+        return self._once(setting, stage, rate, 1.0)
 
-    def several(self, candidate: Candidate, wanted: Sequence[tuple[str, float]]) -> list[Mapping[str, Any]]:
+    def several(self, setting: Setting, wanted: Sequence[tuple[str, float]]) -> list[Mapping[str, Any]]:
         """Measures (stage, rate) after (stage, rate) with all requests, on a cluster that ends then. Raises
         TrialFailed."""
         try:
-            return [self.again(candidate, stage, rate) for stage, rate in wanted]
+            return [self.again(setting, stage, rate) for stage, rate in wanted]
         finally:
             self.close()
 
-    def _once(self, candidate: Candidate, stage: str, rate: float, share: float) -> Mapping[str, Any]:
-        return self._kept(f"{stage} at {rate:g} {candidate.key}", lambda: self._measure(candidate, rate, share))
+    def _once(self, setting: Setting, stage: str, rate: float, share: float) -> Mapping[str, Any]:
+        return self._kept(f"{stage} at {rate:g} {setting.key}", lambda: self._measure(setting, rate, share))
 
-    def _measure(self, candidate: Candidate, rate: float, share: float) -> dict[str, Any]:
+    def _measure(self, setting: Setting, rate: float, share: float) -> dict[str, Any]:
         try:
-            if self._cluster is None or self._of != candidate:
+            if self._cluster is None or self._of != setting:
                 self.close()
-                cluster = self._stack.enter_context(self._clusters.open(candidate, self.memory))
-                self._cluster, self._of = self._warmed(cluster), candidate
+                cluster = self._stack.enter_context(self._clusters.open(setting, self.memory))
+                self._cluster, self._of = self._warmed(cluster), setting
             return dict(self._cluster.measure(self._workload.load(rate, share=share)))
         except BaseException:
             self.close()
@@ -123,10 +122,9 @@ class Trials:
             start = perf_counter()
             try:
                 result = compute()
-                result.setdefault("seconds", perf_counter() - start)
             except TrialFailed as error:
-                result = {"failed": str(error), "seconds": perf_counter() - start}
-            self._journal.put(key, result)
+                result = {"failed": str(error)}
+            self._journal.put(key, result | {"seconds": perf_counter() - start})
         result = self._journal.results[key]
         if "failed" in result:
             raise TrialFailed(result["failed"])

@@ -1,6 +1,7 @@
 """Datasets of benchmarks: lengths, shared beginnings, files and their errors; arrivals and goodput."""
 
 import json
+import math
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,17 @@ import numpy as np
 import pytest
 
 from configs.load import ConfigError
-from octavo.bench.arrivals import Arrivals, Ramp
-from octavo.bench.datasets.chosen import DatasetKind, DatasetQuery, choose
+from octavo.bench.arrivals import Arrivals
+from octavo.bench.datasets.chosen import choose
 from octavo.bench.datasets.request import BenchRequest, DatasetError
 from octavo.bench.goodput import RequestLimits, parse_limits
+from octavo.lab.flags import DatasetKind, LoadFlags, Ramp
 from octavo.reports import RequestTrace
 from tests.support.scheduler.plan import load, record, settings
 
 
 def requests(count: int = 50, *, seed: int = 0, as_text: bool = False, **query: Any) -> list[BenchRequest]:
-    return choose(DatasetQuery(**query)).requests(count, seed, vocab_size=1000, as_text=as_text)
+    return choose(LoadFlags(**query)).requests(count, seed, vocab_size=1000, as_text=as_text)
 
 
 def write(path: Path, *entries: object) -> Path:
@@ -54,14 +56,14 @@ def test_lognormal_lengths_are_whole_numbers(as_text: bool) -> None:
 @pytest.mark.parametrize("as_text", [False, True], ids=["ids", "text"])
 def test_prompts_with_prefixes_share_one_of_them_and_no_more(as_text: bool) -> None:
     found = requests(
-        kind=DatasetKind.PREFIXES, prefix_len=30, num_prefixes=3, prompt_len="uniform:40:50", as_text=as_text
+        dataset=DatasetKind.PREFIXES, prefix_len=30, num_prefixes=3, prompt_len="uniform:40:50", as_text=as_text
     )
     prompts = [each.prompt.split() if isinstance(each.prompt, str) else each.prompt for each in found]
     beginnings = {tuple(prompt[:30]) for prompt in prompts}
     assert len(beginnings) == 3
     assert all(common(a, b) < 36 for i, a in enumerate(prompts) for b in prompts[:i])
     with pytest.raises(DatasetError, match="--prefix-len=30 leaves no token for a prompt of 30"):
-        requests(kind=DatasetKind.PREFIXES, prefix_len=30, prompt_len="30")
+        requests(dataset=DatasetKind.PREFIXES, prefix_len=30, prompt_len="30")
 
 
 def test_conversations_are_read_in_all_forms(tmp_path: Path) -> None:
@@ -75,19 +77,18 @@ def test_conversations_are_read_in_all_forms(tmp_path: Path) -> None:
     lines = write(tmp_path / "a.jsonl", *entries)
     (tmp_path / "b.json").write_text(json.dumps(entries))
     for path in (lines, tmp_path / "b.json"):
-        found = requests(kind=DatasetKind.SHAREGPT, path=path)
+        found = requests(dataset=DatasetKind.SHAREGPT, dataset_path=path)
         assert sorted((len(str(each.prompt)), each.prompt_len, each.output_len) for each in found) == [
             (20, 5, 7),
             (40, 10, 20),
             (60, 15, 5),
         ]
-    assert {each.output_len for each in requests(kind=DatasetKind.SHAREGPT, path=lines, output_len="9")} == {9}
+    conversations: dict[str, Any] = {"dataset": DatasetKind.SHAREGPT, "dataset_path": lines}
+    assert {each.output_len for each in requests(**conversations, output_len="9")} == {9}
     # In an order of the seed, of which `count` takes the first ones.
-    orders = {
-        tuple(str(e.prompt)[0] for e in requests(seed=s, kind=DatasetKind.SHAREGPT, path=lines)) for s in range(9)
-    }
+    orders = {tuple(str(each.prompt)[0] for each in requests(seed=seed, **conversations)) for seed in range(9)}
     assert len(orders) > 1
-    assert len(requests(2, kind=DatasetKind.SHAREGPT, path=lines)) == 2
+    assert len(requests(2, **conversations)) == 2
 
 
 def test_a_trace_with_timestamps_keeps_times_lengths_and_shared_blocks(tmp_path: Path) -> None:
@@ -98,29 +99,29 @@ def test_a_trace_with_timestamps_keeps_times_lengths_and_shared_blocks(tmp_path:
         {"timestamp": 1500, "input_length": 600, "output_length": 20, "hash_ids": [1, 5]},
         {"timestamp": 9000, "input_length": 30, "output_length": 20},
     )
-    first, second, third, last = requests(kind=DatasetKind.MOONCAKE, path=path)
+    first, second, third, last = requests(dataset=DatasetKind.MOONCAKE, dataset_path=path)
     assert [each.at for each in (first, second, third, last)] == [0.0, 0.5, 3.0, 8.0]
     assert [len(each.prompt) for each in (first, second, third, last)] == [1024, 600, 1100, 30]
     assert common(first.prompt, third.prompt) == 1024
     assert 512 <= common(first.prompt, second.prompt) < 520
-    small = requests(kind=DatasetKind.MOONCAKE, path=path, length_scale=0.125)
+    small = requests(dataset=DatasetKind.MOONCAKE, dataset_path=path, length_scale=0.125)
     assert [(each.prompt_len, each.output_len) for each in small] == [(128, 1), (75, 2), (138, 6), (4, 2)]
     assert common(small[0].prompt, small[2].prompt) == 128
-    texts = requests(kind=DatasetKind.MOONCAKE, path=path, as_text=True)
+    texts = requests(dataset=DatasetKind.MOONCAKE, dataset_path=path, as_text=True)
     assert [len(str(each.prompt).split()) for each in texts] == [1024, 600, 1100, 30]
 
 
 def test_a_recorded_trace_is_sent_as_it_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = load()
     record(tmp_path / "a.trace", monkeypatch, workload, settings())
-    found = requests(10, kind=DatasetKind.TRACE, path=tmp_path / "a.trace")
+    found = requests(10, dataset=DatasetKind.TRACE, dataset_path=tmp_path / "a.trace")
     assert [tuple(each.prompt) for each in found] == [workload.prompt(i) for i in range(10)]
     assert [each.output_len for each in found] == workload.output_lens[:10].tolist()
     np.testing.assert_allclose(
         [each.at or 0.0 for each in found], workload.arrivals[:10] - workload.arrivals[0], atol=1e-6
     )
     with pytest.raises(DatasetError, match="token ids and no text"):
-        requests(kind=DatasetKind.TRACE, path=tmp_path / "a.trace", as_text=True)
+        requests(dataset=DatasetKind.TRACE, dataset_path=tmp_path / "a.trace", as_text=True)
 
 
 @pytest.mark.parametrize(
@@ -130,18 +131,20 @@ def test_a_recorded_trace_is_sent_as_it_was_recorded(tmp_path: Path, monkeypatch
 def test_an_error_names_file_and_line(tmp_path: Path, line: str, words: str) -> None:
     (tmp_path / "x").write_text('{"prompt": "a long prompt", "output_tokens": 5}\n' + line)
     with pytest.raises(DatasetError, match=rf"x, {words}"):
-        requests(kind=DatasetKind.SHAREGPT, path=tmp_path / "x")
+        requests(dataset=DatasetKind.SHAREGPT, dataset_path=tmp_path / "x")
 
 
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ({"kind": DatasetKind.SHAREGPT}, "--dataset sharegpt needs a file"),
-        ({"path": Path("x")}, "--dataset random takes no file"),
+        ({"dataset": DatasetKind.SHAREGPT}, "--dataset sharegpt needs a file"),
+        ({"dataset_path": Path("x")}, "--dataset random takes no file"),
         ({"prefix_len": 5}, "--prefix-len and --dataset prefixes go together"),
         ({"length_scale": 0.5}, "needs --dataset mooncake"),
+        ({"length_scale": 0.0}, "--length-scale=0 is not above 0"),
+        ({"burstiness": math.inf}, "--burstiness=inf is not above 0"),
         ({"prompt_len": "nine"}, "--prompt-len='nine'"),
-        ({"kind": DatasetKind.SHAREGPT, "path": Path("nowhere")}, "cannot read nowhere"),
+        ({"dataset": DatasetKind.SHAREGPT, "dataset_path": Path("nowhere")}, "cannot read nowhere"),
     ],
 )
 def test_flags_that_do_not_go_together_are_named(query: dict[str, Any], words: str) -> None:

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from kernels.moe.gemm.tiles import tuned_tile
 from kernels.triton_common.tuned_tiles import Tile
-from octavo.bench.tune import expert_case, gpu_process, measure
-from octavo.bench.tune.experts import ExpertsShape
+from octavo.bench.tune import gpu_process, measure
 from octavo.bench.tune.gpu_process import GpuProcess, visible_gpu
-from octavo.bench.tune.problem import Device, Measurement, Problem, Shape, TuneError
-from octavo.cli.bench.kernels import kernels
+from octavo.bench.tune.problem import Device, ExpertsShape, Measurement, Problem, Shape
+from octavo.cli.kernels import kernels
 from octavo.cli.main import app
+from octavo.lab.errors import TuningError
 from tests.support.gpu.gpu import DEVICE
 from tests.support.repository import ROOT
 
@@ -49,7 +49,7 @@ def test_a_process_answers_and_is_started_again_after_its_death(tmp_path: Path) 
 
 def test_a_process_that_cannot_start_is_an_error(tmp_path: Path) -> None:
     process = GpuProcess(0, command(tmp_path / "starts", "unable"))
-    with pytest.raises(TuneError, match=r"GPU 0: .* ended with status 3 before it measured anything"):
+    with pytest.raises(TuningError, match=r"GPU 0: .* ended with status 3 before it measured anything"):
         process.measure(4, SHAPE, WORKS)
 
 
@@ -83,8 +83,8 @@ def test_experts_are_computed_compared_and_timed(is_fp8: bool, monkeypatch: pyte
     asked = {"op": "moe_gemm", "M": 3, "shape": dataclasses.asdict(shape), "tile": WORKS.as_json()}
     reply = measure.answer(asked, device=DEVICE, timer=fake_timer)
     assert reply == {"microseconds": 250.0, "error": "", "is_last": False}
-    right = expert_case.run_experts
-    monkeypatch.setattr(expert_case, "run_experts", lambda *given, **how: right(*given, **how) * 1.1)
+    right = measure.run_experts
+    monkeypatch.setattr(measure, "run_experts", lambda *given, **how: right(*given, **how) * 1.1)
     assert "of the largest output" in measure.answer(asked, device=DEVICE, timer=fake_timer)["error"]
 
 
@@ -129,7 +129,7 @@ def test_gpus_of_two_kinds_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: ("NVIDIA H200", "NVIDIA L40S")[number])
-    with pytest.raises(TuneError, match="NVIDIA H200, NVIDIA L40S: set CUDA_VISIBLE_DEVICES to GPUs of one kind"):
+    with pytest.raises(TuningError, match="NVIDIA H200, NVIDIA L40S: set CUDA_VISIBLE_DEVICES to GPUs of one kind"):
         gpu_process.visible_device()
 
 

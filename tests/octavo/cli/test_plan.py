@@ -221,7 +221,7 @@ def test_cpus_and_tpus_need_no_load(octavo) -> None:
         (("--gpu", "H200", "--arrivals", "none.csv"), "--arrivals: cannot read none.csv"),
         (("--gpu", "H200", "--request-rate", "0"), "--request-rate=0 is not above 0"),
         (("--gpu", "H200", "--prompt-len", "9000"), "request 1 of the workload, 9000 tokens in"),
-        (("--gpu", "H200", "--max-num-seqs", "8,x"), "max_num_seqs='8,x' is not a list of numbers"),
+        (("--gpu", "H200", "--max-num-seqs", "8,x"), "--max-num-seqs='8,x' is not a list of numbers"),
         (("--gpu", "H200", "--max-num-seqs", "70000"), "max_num_seqs='70000' as a flag"),
         (("--gpu", "H200", "--quantization", "int3"), "--quantization='int3' is not known"),
         (("--gpu", "H200", "--num-gpus", "2", "--tensor-parallel-size", "2"), "leave out tensor_parallel_size"),

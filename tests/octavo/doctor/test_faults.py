@@ -14,14 +14,13 @@ import pytest
 from configs.options import Options
 from kernels.native.build import path_of_this_cpu
 from octavo.cluster.runtime_files import locked_runtime_dir
-from octavo.doctor.check import Check, State
-from octavo.doctor.machine import Machine
+from octavo.doctor.machine import Check, Machine, State
 from octavo.doctor.probe import TorchFacts
-from octavo.doctor.subjects import huge_pages, limits, memory
+from octavo.doctor.subjects import cpu, limits, memory
 from octavo.doctor.subjects.cpu import check_compiler
 from octavo.doctor.subjects.disk import check_caches, check_disk
+from octavo.doctor.subjects.limits import check_ports, check_runtime_directory
 from octavo.doctor.subjects.packages import check_torch, check_triton
-from octavo.doctor.subjects.ports import check_ports, check_runtime_directory
 from tests.support.doctor import GIB, executable, in_child, machine, only
 from tests.support.repository import ROOT
 
@@ -60,14 +59,14 @@ def test_gpus_need_a_c_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 # --- Huge pages
 
 
-@pytest.mark.skipif(not huge_pages.SETTING.is_file(), reason="a kernel without huge pages")
+@pytest.mark.skipif(not cpu.SETTING.is_file(), reason="a kernel without huge pages")
 def test_huge_pages_that_are_turned_off_for_this_process() -> None:
     printed = in_child(
         "import ctypes\n"
         "assert ctypes.CDLL(None).prctl(41, 1, 0, 0, 0) == 0  # PR_SET_THP_DISABLE\n"
         "from configs.options import Options\n"
         "from octavo.doctor.machine import Machine\n"
-        "from octavo.doctor.subjects.huge_pages import check_huge_pages, huge_pages_given\n"
+        "from octavo.doctor.subjects.cpu import check_huge_pages, huge_pages_given\n"
         "print(huge_pages_given(4), *check_huge_pages(Machine(options=Options(device='cpu'))))\n"
     )
     assert printed.startswith("0 "), "the kernel gives none, which is what the line warns of"
@@ -78,11 +77,11 @@ def test_huge_pages_that_are_turned_off_for_this_process() -> None:
 def test_huge_pages_that_are_turned_off_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setting = tmp_path / "enabled"
     setting.write_text("always madvise [never]\n")
-    monkeypatch.setattr(huge_pages, "SETTING", setting)
-    found = only(huge_pages.check_huge_pages(machine(device="cpu")), State.NOTE)
+    monkeypatch.setattr(cpu, "SETTING", setting)
+    found = only(cpu.check_huge_pages(machine(device="cpu")), State.NOTE)
     assert found.advice == f"as root: echo madvise > {setting}"
-    monkeypatch.setattr(huge_pages, "SETTING", tmp_path / "missing")
-    assert "this kernel has none" in only(huge_pages.check_huge_pages(machine(device="cpu")), State.NOTE).found
+    monkeypatch.setattr(cpu, "SETTING", tmp_path / "missing")
+    assert "this kernel has none" in only(cpu.check_huge_pages(machine(device="cpu")), State.NOTE).found
 
 
 # --- Ports and the runtime directory

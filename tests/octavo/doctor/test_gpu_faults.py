@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.doctor.check import State
+from octavo.doctor.machine import State
 from octavo.doctor.probe import GpuFacts, TorchFacts
 from octavo.doctor.subjects import memory
 from octavo.doctor.subjects.gpu import check_driver, check_gpu

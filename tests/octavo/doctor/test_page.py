@@ -11,10 +11,9 @@ from rich.console import Console
 from configs.groups.speculation import SpeculativeConfig
 from configs.options import Options
 from octavo.doctor import examine, probe
-from octavo.doctor.check import Check, State, gib, note, ok, problem
-from octavo.doctor.machine import Machine
-from octavo.doctor.page import print_page
-from octavo.doctor.subjects import clock
+from octavo.doctor.examine import print_page
+from octavo.doctor.machine import Check, Machine, State, gib, note, ok, problem
+from octavo.doctor.subjects import limits
 from octavo.doctor.subjects.memory import check_memory
 from runtime.model_files import resolve_model
 from tests.support.doctor import machine
@@ -55,11 +54,11 @@ def test_a_check_that_breaks_is_a_line_and_costs_no_other(monkeypatch: pytest.Mo
 
 
 def test_a_slow_clock_and_one_that_nobody_sets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "is_synchronized", lambda: False)
-    (found,) = clock.check_clock(Machine(options=Options()))
+    monkeypatch.setattr(limits, "is_synchronized", lambda: False)
+    (found,) = limits.check_clock(Machine(options=Options()))
     assert (found.state, "nothing keeps it synchronized" in found.found) == (State.NOTE, True)
-    monkeypatch.setattr(clock, "reading_ns", lambda: 1500.0)
-    (found,) = clock.check_clock(Machine(options=Options()))
+    monkeypatch.setattr(limits, "reading_ns", lambda: 1500.0)
+    (found,) = limits.check_clock(Machine(options=Options()))
     assert "1500 ns a reading: slow" in found.found
 
 

@@ -1,17 +1,18 @@
 """Costs from measured steps: the record of steps, the fit of known coefficients, and the overhead of a cluster."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from octavo.lab.errors import PlanError
 from octavo.plan.costs.fitted import Fitted, fit
 from octavo.plan.costs.samples import ServeResult, StepRecorder, StepSample, read_measurements
 from octavo.plan.costs.step_shape import PaperRows, StepShape
-from octavo.plan.errors import PlanError
 from octavo.plan.simulate import simulate
-from octavo.plan.targets import Calibrated, calibrate
+from octavo.plan.targets import calibrate
 from scheduler.core.core import Core
 from scheduler.core.messages import ChoiceStart, GroupRequest, Plan, StopRules
 from tests.support.scheduler.plan import settings, workload
@@ -190,7 +191,7 @@ def test_a_missing_file_is_said_with_what_makes_it(tmp_path: Path) -> None:
 
 def test_a_calibration_finds_what_a_cluster_adds() -> None:
     engine, core = known_cost(), settings(num_blocks=2000)
-    cluster = Calibrated(engine=engine, factor=1.0, step_seconds=0.002, token_seconds=0.0005)
+    cluster = replace(engine, step_seconds=0.002, token_seconds=0.0005)
     results = []
     for concurrency in (2, 8, 16):
         requests = workload(*[(0.0, 40, 20)] * 32, concurrency=concurrency)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from octavo.lab.errors import PlanError
 from octavo.plan.costs.model_shape import shape_from_config
-from octavo.plan.errors import PlanError
 
 
 @pytest.mark.parametrize("model_type", ["mamba2", "qwen3_next"])

@@ -1,21 +1,35 @@
 """The recommended layout, and the limit given as the reason: it must be the one that binds."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from configs.options import Options
+from octavo.lab.bounds import Bounds
+from octavo.lab.errors import PlanError
+from octavo.lab.settings import LAYOUT, Setting, grid
 from octavo.plan.costs.hardware import find_gpu, parse_interconnect
 from octavo.plan.costs.model_shape import read_shape
-from octavo.plan.errors import PlanError
-from octavo.plan.grid import Limits, Outcome, best_of, settings_of, try_settings
-from octavo.plan.recommend import Recommendation, layouts, recommend
-from octavo.plan.targets import GpuTarget, Setting
+from octavo.plan.grid import Outcome, best_of, try_settings
+from octavo.plan.recommend import layouts, reasons_of
+from octavo.plan.targets import GpuTarget
 from octavo.plan.workload import parse_lengths, synthesize
 from tests.support.repository import ROOT
 
 MODELS = ROOT / "configs" / "models"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    best: Outcome | None
+    reasons: dict[Setting, str]
+
+    @property
+    def reason(self) -> str:
+        assert self.best
+        return self.reasons[self.best.setting]
 
 
 def answer(
@@ -24,11 +38,11 @@ def answer(
     *,
     gpu: str = "H200",
     links: str = "nvlink",
-    limits: Limits | None = None,
+    limits: Bounds | None = None,
     concurrency: int = 64,
     prompt_len: int = 256,
-) -> Recommendation:
-    device, shape, limits = find_gpu(gpu), read_shape(str(model)), limits or Limits()
+) -> Answer:
+    device, shape, limits = find_gpu(gpu), read_shape(str(model)), limits or Bounds()
     target = GpuTarget(
         gpu=device,
         model=shape,
@@ -47,34 +61,27 @@ def answer(
     )
     settings = [
         setting
-        for tensor, stages, data in layouts(num_gpus, shape)
-        for setting in settings_of(
+        for sizes in layouts(num_gpus, shape)
+        for setting in grid(
             {
                 "max_num_seqs": (256,),
                 "max_num_batched_tokens": (2048,),
-                "tensor_parallel_size": (tensor,),
-                "pipeline_parallel_size": (stages,),
-                "data_parallel_size": (data,),
+                **{name: (size,) for name, size in zip(LAYOUT, sizes, strict=True)},
             }
         )
     ]
-    outcomes = try_settings(settings, target, lambda setting: Options(), requests)
-    return recommend(outcomes, limits, best_of(outcomes, limits))
+    outcomes = try_settings(settings, target, lambda setting: Options(), requests, limits)
+    best = best_of(outcomes)
+    return Answer(best, reasons_of(outcomes, best))
 
 
-def layout(recommendation: Recommendation) -> tuple[int, int, int]:
-    assert recommendation.best
-    setting = recommendation.best.setting
-    return setting.tensor_parallel_size, setting.pipeline_parallel_size, setting.data_parallel_size
+def layout(answer: Answer) -> tuple[int, int, int]:
+    assert answer.best
+    return answer.best.setting.layout
 
 
-def why_not(recommendation: Recommendation, tensor: int, stages: int, data: int) -> str:
-    return next(
-        why
-        for setting, why in recommendation.rejected
-        if (setting.tensor_parallel_size, setting.pipeline_parallel_size, setting.data_parallel_size)
-        == (tensor, stages, data)
-    )
+def why_not(answer: Answer, tensor: int, stages: int, data: int) -> str:
+    return next(why for setting, why in answer.reasons.items() if setting.layout == (tensor, stages, data))
 
 
 def test_layouts_use_all_gpus_and_divide_the_heads() -> None:
@@ -109,16 +116,16 @@ def test_all_reduce_speaks_against_wide_ranks_on_a_slow_link() -> None:
 
 def test_a_latency_target_takes_more_ranks_than_throughput_would() -> None:
     model = MODELS / "llama-3.1-8b.json"
-    found = answer(model, 4, limits=Limits(itl_ms=30.0), prompt_len=1024)
+    found = answer(model, 4, limits=Bounds(itl_ms=30.0), prompt_len=1024)
     assert layout(found)[0] > 1
     assert "the latency target binds" in found.reason
     assert "is above 30" in why_not(found, 1, 1, 4)
 
 
 def test_nothing_is_recommended_beyond_the_limits() -> None:
-    found = answer(MODELS / "llama-3.1-8b.json", 2, limits=Limits(ttft_ms=0.5))
+    found = answer(MODELS / "llama-3.1-8b.json", 2, limits=Bounds(ttft_ms=0.5))
     assert found.best is None
-    assert all("TTFT p99" in why for _, why in found.rejected)
+    assert all("TTFT p99" in why for why in found.reasons.values())
 
 
 def test_a_model_that_cannot_be_split_is_said(tmp_path: Path) -> None:
@@ -141,10 +148,7 @@ def _prepare(model: Path, tensor: int = 1, stages: int = 1) -> None:
         kv_value_bytes=2.0,
         max_model_len=4096,
     )
-    setting = Setting(
-        max_num_seqs=8, max_num_batched_tokens=64, tensor_parallel_size=tensor, pipeline_parallel_size=stages
-    )
-    target.prepare(setting, Options())
+    target.prepare(Setting((("tensor_parallel_size", tensor), ("pipeline_parallel_size", stages))), Options())
 
 
 def test_equal_throughput_is_decided_by_the_time_of_a_request() -> None:
@@ -154,5 +158,4 @@ def test_equal_throughput_is_decided_by_the_time_of_a_request() -> None:
 
 
 def test_an_outcome_without_a_run_is_never_best() -> None:
-    setting = Setting(max_num_seqs=1, max_num_batched_tokens=1)
-    assert best_of([Outcome(setting=setting, obstacle="no")], Limits()) is None
+    assert best_of([Outcome(setting=Setting(()), obstacle="no")]) is None

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from octavo.lab.errors import PlanError
 from octavo.plan.costs.fitted import fit
-from octavo.plan.errors import PlanError
 from octavo.plan.recorded import read_recording
 from octavo.plan.simulate import simulate
 from octavo.plan.workload import Workload
@@ -29,7 +29,7 @@ def test_a_trace_gives_back_requests_costs_and_the_run_itself(tmp_path: Path, mo
     assert cost.median_error < 1e-3
     assert predicted.num_steps == run.num_steps
     assert predicted.duration == pytest.approx(run.duration, rel=1e-3)
-    assert predicted.percentile_ms(predicted.ttft) == pytest.approx(run.percentile_ms(run.ttft), rel=1e-2)
+    assert predicted.measured()["ttft_ms_p99"] == pytest.approx(run.measured()["ttft_ms_p99"], rel=1e-2)
 
 
 @pytest.mark.parametrize("changes", [{"max_num_seqs": 2}, {"max_num_batched_tokens": 16}, {"num_blocks": 70}], ids=str)
@@ -41,9 +41,8 @@ def test_other_settings_are_predicted_as_they_would_have_been(
     other = settings(**({"max_num_seqs": 4} | changes))
     predicted = simulate(other, fit(recording.measurements().samples), recording.workload())
     actual = simulate(other, COST, load())
-    for values in ("ttft", "gaps", "e2e"):
-        expected = actual.percentile_ms(getattr(actual, values))
-        assert predicted.percentile_ms(getattr(predicted, values)) == pytest.approx(expected, rel=0.02), values
+    for key in ("ttft_ms_p99", "itl_ms_p99", "e2e_ms_p99"):
+        assert predicted.measured()[key] == pytest.approx(actual.measured()[key], rel=0.02), key
 
 
 def test_outputs_are_said_again_so_that_later_prompts_find_them(

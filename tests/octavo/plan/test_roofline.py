@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from octavo.lab.errors import DoesNotFit, PlanError
 from octavo.plan.costs.hardware import GPUS, Link, find_gpu, parse_interconnect
 from octavo.plan.costs.model_shape import ModelShape, read_shape, shape_from_config
 from octavo.plan.costs.roofline import ALL_REDUCE, FLOPS, KV, STAGES, SWAP, WEIGHTS, Placement, Roofline, fit_memory
 from octavo.plan.costs.step_shape import StepShape
-from octavo.plan.errors import DoesNotFit, PlanError
 from tests.support.repository import ROOT
 
 LLAMA_70B = ROOT / "configs" / "models" / "llama-3.1-70b.json"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from octavo.plan.errors import PlanError
+from octavo.lab.errors import PlanError
 from octavo.plan.simulate import simulate
 from octavo.plan.workload import parse_lengths, synthesize
 from scheduler.core.messages import Speculation

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from octavo.plan.errors import PlanError
+from octavo.lab.errors import PlanError
 from octavo.plan.workload import Workload, parse_lengths, read_arrivals, synthesize
 
 

@@ -1,9 +1,9 @@
 """The settings that are measured, by their predictions."""
 
+from octavo.lab.settings import grid
 from octavo.tune.search.choosing import choose
 from octavo.tune.search.predictions import Prediction
 from octavo.tune.search.results import Row, Status
-from octavo.tune.space import product
 
 
 def row(max_num_seqs: int, tok_s: float, *, ttft_ms: float = 100.0, e2e_ms: float = 1000.0) -> Row:
@@ -16,12 +16,12 @@ def row(max_num_seqs: int, tok_s: float, *, ttft_ms: float = 100.0, e2e_ms: floa
         "itl_ms_p99": 20.0,
         "e2e_ms_p50": e2e_ms,
     }
-    [candidate] = product({"max_num_seqs": (max_num_seqs,)})
-    return Row(candidate=candidate, prediction=Prediction(rate=1.0, numbers=numbers))
+    [setting] = grid({"max_num_seqs": (max_num_seqs,)})
+    return Row(setting=setting, prediction=Prediction(rate=1.0, numbers=numbers))
 
 
 def chosen(rows: list[Row], most: int) -> list[object]:
-    return [each.candidate.value("max_num_seqs") for each in choose(rows, margin=0.15, most=most)]
+    return [each.setting.value("max_num_seqs") for each in choose(rows, margin=0.15, most=most)]
 
 
 def test_of_settings_predicted_alike_those_that_behave_differently_are_measured() -> None:

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from octavo.tune.bounds import Bounds
-from octavo.tune.errors import TuningError
-from octavo.tune.space import Candidate, parse_assignments, product
-from octavo.tune.sweep.table import draw, sweep, write_table
-from octavo.tune.trials.journal import Journal
+from octavo.lab.bounds import Bounds
+from octavo.lab.errors import TuningError
+from octavo.lab.journal import Journal
+from octavo.lab.settings import Setting, grid, parse_assignments
+from octavo.tune.progress import Progress
+from octavo.tune.sweep import draw, sweep, write_table
 from octavo.tune.trials.trials import Trials
-from tests.support.scheduler.simulated_clusters import Silent, SimulatedClusters, cost_of, workload_of
+from tests.support.scheduler.simulated_clusters import SimulatedClusters, cost_of, workload_of
 
 
 def test_assignments_make_a_grid() -> None:
@@ -21,7 +22,7 @@ def test_assignments_make_a_grid() -> None:
         ["max_num_seqs=16,64", "max-num-batched-tokens=64", 'speculative_config={"method": "suffix", "x": 1}'], "--set"
     )
     assert values["speculative_config"] == ('{"method": "suffix", "x": 1}',)
-    first, second = product(values)
+    first, second = grid(values)
     assert first.options == {
         "max_num_seqs": "16",
         "max_num_batched_tokens": "64",
@@ -34,16 +35,16 @@ def test_assignments_make_a_grid() -> None:
 
 
 def test_every_setting_is_measured_at_every_rate_and_failures_are_lines(tmp_path: Path) -> None:
-    def refuse(candidate: Candidate, memory: Mapping[str, float]) -> str:
-        return "does not start" if candidate.value("max_num_seqs") == "4" else ""
+    def refuse(setting: Setting, memory: Mapping[str, float]) -> str:
+        return "does not start" if setting.value("max_num_seqs") == "4" else ""
 
     clusters = SimulatedClusters(cost_of, refuse=refuse)
-    candidates = product({"max_num_seqs": ("2", "4", "8")})
+    settings = grid({"max_num_seqs": ("2", "4", "8")})
     workload = workload_of(prompt_len="30", output_len="8")
     for expected_starts in (6, 0):
         clusters.num_starts = 0
-        journal = Journal(tmp_path / "state.jsonl", {})
-        rows = sweep(candidates, [5.0, math.inf], 2, Trials(clusters, journal, workload, Bounds()), Silent())
+        journal = Journal(tmp_path / "state.jsonl", {}, advice="begin anew")
+        rows = sweep(settings, [5.0, math.inf], 2, Trials(clusters, journal, workload, Bounds()), Progress(hidden=True))
         journal.close()
         # The failure is kept, too; in the second run everything is.
         assert clusters.num_starts <= expected_starts

@@ -9,32 +9,32 @@ import pytest
 
 from configs.load import load_options
 from configs.options import Options
-from octavo.bench.datasets.chosen import DatasetKind, DatasetQuery
 from octavo.doctor.machine import Machine
 from octavo.doctor.subjects import memory as memory_subject
 from octavo.doctor.subjects.memory import HostMemory
-from octavo.tune.bounds import Bounds, lasting
-from octavo.tune.errors import TuningError
-from octavo.tune.query import Query
+from octavo.lab.bounds import Bounds, lasting
+from octavo.lab.errors import TuningError
+from octavo.lab.flags import DatasetKind, LoadFlags
+from octavo.lab.journal import Journal
+from octavo.lab.settings import GivenOptions, Setting, grid
+from octavo.tune.progress import Progress
 from octavo.tune.query import workload_of as workload_to_tune
 from octavo.tune.rates import highest_rate
 from octavo.tune.search.results import Found, Status
-from octavo.tune.search.tuner import Effort, MemoryRange, Tuner
-from octavo.tune.space import Candidate, grid
+from octavo.tune.search.tuner import Effort, Tuner
 from octavo.tune.trials.clusters import LocalClusters
-from octavo.tune.trials.journal import Journal
-from octavo.tune.trials.memory import highest_that_works, memory_values
+from octavo.tune.trials.memory import MemoryRange, highest_that_works, memory_values
 from octavo.tune.workload import TuneWorkload
 from tests.support.models.tiny_model import make_tiny_model
 from tests.support.scheduler.plan import LinearCost
-from tests.support.scheduler.simulated_clusters import Silent, SimulatedClusters, cost_of, workload_of
+from tests.support.scheduler.simulated_clusters import SimulatedClusters, cost_of, workload_of
 
 AXES = {"max_num_seqs": (2, 8, 64), "max_num_batched_tokens": (32, 64, 256)}
 LOADS: dict[str, dict[str, Any]] = {
     "short prompts": {"prompt_len": "uniform:8:60", "output_len": "uniform:10:24"},
     "long prompts": {"prompt_len": "uniform:100:200", "output_len": "uniform:5:12"},
     "a shared prefix": {
-        "kind": DatasetKind.PREFIXES,
+        "dataset": DatasetKind.PREFIXES,
         "prefix_len": 160,
         "num_prefixes": 2,
         "prompt_len": "200",
@@ -54,17 +54,18 @@ def tune(
     memory: MemoryRange | None = None,
     axes: Mapping[str, tuple[Any, ...]] = AXES,
 ) -> Found:
-    journal = Journal(directory / "state.jsonl", {"axes": {name: [*values] for name, values in axes.items()}})
+    journal = Journal(
+        directory / "state.jsonl", {"axes": {name: [*values] for name, values in axes.items()}}, advice="begin anew"
+    )
     tuner = Tuner(
         grid(axes),
         workload,
         bounds,
         effort or Effort(),
         clusters=clusters,
-        options_of=clusters.options,
         journal=journal,
         traces=directory / "traces",
-        watcher=Silent(),
+        watcher=Progress(hidden=True),
     )
     try:
         return tuner.run(memory)
@@ -81,8 +82,8 @@ def test_the_winner_is_as_good_as_that_of_the_whole_grid(tmp_path: Path, name: s
     assert found.best is not None
     assert exhaustive.best is not None
     # By its measurement in the whole grid, so that a lucky one counts nothing; the noise is 1%.
-    truth = {row.candidate: row.value for row in exhaustive.rows}
-    assert truth[found.best.candidate] >= 0.95 * exhaustive.best.value
+    truth = {row.setting: row.value for row in exhaustive.rows}
+    assert truth[found.best.setting] >= 0.95 * exhaustive.best.value
     assert clusters.num_starts <= 1.1 * everything.num_starts
     assert not [each for each in found.best.repeats if BOUNDS.broken_by(each)]
     # Every setting says why it did not win.
@@ -114,7 +115,7 @@ def test_measurements_correct_predictions(tmp_path: Path) -> None:
         axes={"max_num_seqs": (32,), "max_num_batched_tokens": (32, 64, 128, 256)},
         effort=Effort(max_measured=1),
     )
-    budgets = {row.candidate.value("max_num_batched_tokens"): row for row in found.rows}
+    budgets = {row.setting.value("max_num_batched_tokens"): row for row in found.rows}
     first = budgets[256].prediction
     assert first is not None
     assert first.rate == math.inf
@@ -140,7 +141,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
         found = tune(directory, second, workload)
         assert found.best is not None
         assert expected.best is not None
-        assert found.best.as_json().items() >= {**dict(expected.best.candidate.values), "reason": ""}.items()
+        assert found.best.as_json().items() >= {**dict(expected.best.setting.values), "reason": ""}.items()
         # Nothing is measured twice, but for the interrupted measurement and the warm-up of its cluster.
         assert first.num_measurements + second.num_measurements <= whole.num_measurements + 2
     third = SimulatedClusters(cost_of)
@@ -149,28 +150,28 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 
 def test_a_state_of_another_run_is_refused(tmp_path: Path) -> None:
-    Journal(tmp_path / "state.jsonl", {"seed": 1}).close()
-    with pytest.raises(TuningError, match=r"was begun with seed=1 \(now 2\)"):
-        Journal(tmp_path / "state.jsonl", {"seed": 2})
+    Journal(tmp_path / "state.jsonl", {"seed": 1}, advice="begin anew").close()
+    with pytest.raises(TuningError, match=r"was begun with seed=1 \(now 2\): begin anew"):
+        Journal(tmp_path / "state.jsonl", {"seed": 2}, advice="begin anew")
 
 
 def test_settings_that_fail_are_rows_with_their_reasons(tmp_path: Path) -> None:
-    def refuse(candidate: Candidate, memory: Mapping[str, float]) -> str:
-        return "out of memory" if candidate.value("max_num_seqs") == 64 else ""
+    def refuse(setting: Setting, memory: Mapping[str, float]) -> str:
+        return "out of memory" if setting.value("max_num_seqs") == 64 else ""
 
     found = tune(tmp_path, SimulatedClusters(cost_of, refuse=refuse), workload_of(**LOADS["short prompts"]))
     failed = [row for row in found.rows if row.status is Status.FAILED]
     assert failed
     assert {row.reason for row in failed} == {"out of memory"}
     assert found.best is not None
-    assert found.best.candidate.value("max_num_seqs") < 64
+    assert found.best.setting.value("max_num_seqs") < 64
     assert any("the probe seqs 64, tokens 256 fails: out of memory" in note for note in found.notes)
     with pytest.raises(TuningError, match="no setting works; the first: broken"):
         tune(tmp_path / "none", SimulatedClusters(cost_of, refuse=lambda *_: "broken"), workload_of())
 
 
 def test_the_most_memory_that_works_is_taken(tmp_path: Path) -> None:
-    def refuse(candidate: Candidate, memory: Mapping[str, float]) -> str:
+    def refuse(setting: Setting, memory: Mapping[str, float]) -> str:
         return "killed" if memory["gpu_memory_utilization"] > 0.93 else ""
 
     memory = MemoryRange(option="gpu_memory_utilization", values=(0.98, 0.96, 0.94, 0.92, 0.9), why="")
@@ -195,8 +196,8 @@ def test_options_that_change_a_step_have_probes_of_their_own(tmp_path: Path) -> 
     axes = {"max_num_seqs": (8, 32), "worker_threads": (1, 2)}
     found = tune(tmp_path, SimulatedClusters(cost), workload_of(**LOADS["short prompts"]), axes=axes)
     assert found.best is not None
-    assert found.best.candidate.value("worker_threads") == 2
-    assert all(row.reason for row in found.rows if row.candidate.value("worker_threads") == 1)
+    assert found.best.setting.value("worker_threads") == 2
+    assert all(row.reason for row in found.rows if row.setting.value("worker_threads") == 1)
 
 
 @pytest.mark.parametrize(
@@ -217,14 +218,14 @@ def test_other_axes_are_tried_on_their_own_clusters(tmp_path: Path, axes: dict[s
     def cost(options: Options) -> LinearCost:
         return LinearCost(step=0.006, token=0.0003 if getattr(options, name) == best else 0.0006)
 
-    def refuse(candidate: Candidate, memory: Mapping[str, float]) -> str:
-        return "4 does not divide the heads" if candidate.value(name) == 4 else ""
+    def refuse(setting: Setting, memory: Mapping[str, float]) -> str:
+        return "4 does not divide the heads" if setting.value(name) == 4 else ""
 
     load = workload_of(**LOADS["short prompts"])
     found = tune(tmp_path, SimulatedClusters(cost, refuse=refuse), load, axes={"max_num_seqs": (8,), **axes})
     assert found.best is not None
-    assert found.best.candidate.value(name) == best
-    failed = {row.candidate.value(name): row.reason for row in found.rows if row.status is Status.FAILED}
+    assert found.best.setting.value(name) == best
+    failed = {row.setting.value(name): row.reason for row in found.rows if row.status is Status.FAILED}
     assert set(failed) == {*axes[name]} & {4, "int3"}
     assert all("4 does not divide the heads" in reason or "int3" in reason for reason in failed.values())
 
@@ -235,7 +236,7 @@ def test_drafts_are_predicted_from_the_outputs_of_a_probe(tmp_path: Path) -> Non
     found = tune(
         tmp_path, SimulatedClusters(cost_of), workload_of(**LOADS["short prompts"]), bounds=Bounds(), axes=axes
     )
-    predicted = {row.candidate.options.get("speculative_config", "off"): row.prediction for row in found.rows}
+    predicted = {row.setting.options.get("speculative_config", "off"): row.prediction for row in found.rows}
     off, suffix = predicted["off"], predicted['{"method": "suffix"}']
     assert off is not None
     assert suffix is not None
@@ -302,23 +303,12 @@ def test_the_next_rate_is_where_a_line_meets_the_bound() -> None:
 def test_every_part_of_the_load_may_have_the_hit_rate(tmp_path: Path) -> None:
     """The first request finds nothing in the cache, which half of the load must not be blamed for."""
     model = make_tiny_model(tmp_path / "tiny")
-    query = Query(
-        config=None,
-        option_flags={},
-        axes={},
-        dataset=DatasetQuery(prompt_len="250", output_len="4"),
-        min_prefix_hit_rate=0.6,
-        num_requests=24,
-        burstiness=1.0,
-        seed=0,
-        bounds=Bounds(),
-        effort=Effort(),
-        output=tmp_path,
-        restarts=False,
-        profiles=False,
-        command="",
+    load = workload_to_tune(
+        LoadFlags(prompt_len="250", output_len="4"),
+        24,
+        load_options(None, {"model": str(model)}, {}),
+        hit_rate=0.6,
     )
-    load = workload_to_tune(query, load_options(None, {"model": str(model)}, {}))
     for share in (0.5, 1.0):
         requests = load.requests(math.inf, share=share)
         first, *others = (tuple(each.prompt) for each in requests)
@@ -336,7 +326,7 @@ def test_requests_that_the_model_cannot_take_are_left_out(tmp_path: Path) -> Non
 
 def test_clusters_that_need_keys_are_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(TuningError, match=r"api_keys_file='keys\.yaml': clusters that are measured here"):
-        LocalClusters(None, {"api_keys_file": "keys.yaml"}, tmp_path)
+        LocalClusters(GivenOptions(config=None, flags={"api_keys_file": "keys.yaml"}), tmp_path)
 
 
 def test_memory_on_a_cpu_is_what_is_free_or_what_the_requests_need(
@@ -346,15 +336,16 @@ def test_memory_on_a_cpu_is_what_is_free_or_what_the_requests_need(
     machine = Machine(options=options)
     free = HostMemory(available=64 * 2**30, limit="a test's")
     monkeypatch.setattr(memory_subject, "host_memory", lambda: free)
-    option, needed, why = memory_values(machine, max_num_seqs=64, longest=200)
-    assert (option, why) == ("kv_cache_memory", "the requests need no more")
+    found = memory_values(machine, max_num_seqs=64, longest=200)
+    needed = found.values
+    assert (found.option, found.why) == ("kv_cache_memory", "the requests need no more")
     # Two layers of keys and values, two heads of 8 numbers of 2 or 4 bytes, 64 rows of 13 blocks, twice.
     assert 64 * 200 * 2 * 2 * 16 * 2 / 2**30 <= needed[0] <= 0.05
     assert list(needed) == sorted(needed, reverse=True)
     free = HostMemory(available=2 * 2**30, limit="a test's")
-    _, fitting, why = memory_values(machine, max_num_seqs=65_536, longest=256)
-    assert why == "no more memory is free"
-    assert 1.0 < fitting[0] < 1.8
+    found = memory_values(machine, max_num_seqs=65_536, longest=256)
+    assert found.why == "no more memory is free"
+    assert 1.0 < found.values[0] < 1.8
     with pytest.raises(TuningError, match="starts with none of 2, 1: too much"):
         highest_that_works([2.0, 1.0], lambda value: "too much")
 
@@ -372,7 +363,7 @@ def test_a_final_ends_once_a_setting_is_clearly_better(
         effort=Effort(margin=1.0, rounds=4),
     )
     assert found.best is not None
-    assert num_turns == 4 or found.best.candidate.value("max_num_seqs") == 64
+    assert num_turns == 4 or found.best.setting.value("max_num_seqs") == 64
     assert [len(row.repeats) for row in found.rows] == [num_turns, num_turns]
 
 

@@ -11,8 +11,8 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFValueType as Type
 
+from octavo.lab.errors import PlanError
 from octavo.plan.costs.model_shape import read_shape
-from octavo.plan.errors import PlanError
 from runtime.model_files import ModelFiles
 from runtime.tokenizer.convert import main
 from runtime.tokenizer.files import TokenizerError, tokenizer_directory

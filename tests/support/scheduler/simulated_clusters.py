@@ -9,12 +9,12 @@ import pytest
 
 from configs.load import load_options
 from configs.options import Options
-from octavo.bench.datasets.chosen import DatasetQuery, choose
+from octavo.bench.datasets.chosen import choose
 from octavo.bench.serve import Load
+from octavo.lab.flags import LoadFlags
+from octavo.lab.settings import Setting
 from octavo.plan import simulate as simulating
 from octavo.plan.simulate import simulate
-from octavo.tune.bounds import as_predicted
-from octavo.tune.space import Candidate
 from octavo.tune.trials.clusters import TrialFailed
 from octavo.tune.workload import TuneWorkload, paper_workload
 from protos import inference_pb2
@@ -33,7 +33,7 @@ class SimulatedClusters:
         self,
         cost: Callable[[Options], LinearCost],
         *,
-        refuse: Callable[[Candidate, Mapping[str, float]], str] = lambda candidate, memory: "",
+        refuse: Callable[[Setting, Mapping[str, float]], str] = lambda setting, memory: "",
         noise: float = 0.01,
         seed: int = 0,
     ) -> None:
@@ -46,11 +46,11 @@ class SimulatedClusters:
         self.interrupt_at: int | None = None
 
     @staticmethod
-    def options(candidate: Candidate, memory: Mapping[str, float]) -> Options:
-        return load_options(None, {**candidate.options, **memory}, {})
+    def options(setting: Setting, memory: Mapping[str, float]) -> Options:
+        return load_options(None, {**setting.options, **memory}, {})
 
-    def open(self, candidate: Candidate, memory: Mapping[str, float], trace: Path | None = None) -> "SimulatedCluster":
-        return SimulatedCluster(self, candidate, memory, trace)
+    def open(self, setting: Setting, memory: Mapping[str, float], trace: Path | None = None) -> "SimulatedCluster":
+        return SimulatedCluster(self, setting, memory, trace)
 
     def traces(self, trace: Path) -> list[Path]:
         path = recording_path(str(trace), 0)
@@ -59,13 +59,13 @@ class SimulatedClusters:
 
 class SimulatedCluster:
     def __init__(
-        self, clusters: SimulatedClusters, candidate: Candidate, memory: Mapping[str, float], trace: Path | None
+        self, clusters: SimulatedClusters, setting: Setting, memory: Mapping[str, float], trace: Path | None
     ) -> None:
-        self._clusters, self._candidate, self._memory, self._trace = clusters, candidate, memory, trace
+        self._clusters, self._setting, self._memory, self._trace = clusters, setting, memory, trace
 
     def __enter__(self) -> Self:
         self._clusters.num_starts += 1
-        if reason := self._clusters.refuse(self._candidate, self._memory):
+        if reason := self._clusters.refuse(self._setting, self._memory):
             raise TrialFailed(reason)
         # The machine is for one at a time.
         assert not self._clusters.num_running
@@ -80,7 +80,7 @@ class SimulatedCluster:
         clusters.num_measurements += 1
         if clusters.num_measurements == clusters.interrupt_at:
             raise KeyboardInterrupt
-        options = clusters.options(self._candidate, self._memory)
+        options = clusters.options(self._setting, self._memory)
         assert load.dataset is not None
         workload = paper_workload(load.dataset.requests(load.num_requests, 0, vocab_size=100, as_text=False))
         cost, settings = clusters.cost(options), core_settings(options, _MODEL)
@@ -96,7 +96,7 @@ class SimulatedCluster:
                 writer.close()
         clusters.seconds += run.duration
         factor = float(np.exp(clusters.noise * clusters.random.standard_normal()))
-        numbers = as_predicted(run)
+        numbers = run.measured()
         for key, value in numbers.items():
             if key.endswith("_s"):
                 numbers[key] = value * factor if key == "duration_s" else value / factor
@@ -105,24 +105,11 @@ class SimulatedCluster:
         return numbers | {"client_cpu": 0.1}
 
 
-class Silent:
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def expect(self, num_trials: int) -> None:
-        assert num_trials >= 0
-
-    def begin(self, text: str) -> None: ...
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-
 def cost_of(options: Options) -> LinearCost:
     return LinearCost(step=0.006, token=0.0003)
 
 
 def workload_of(num_requests: int = 16, **query: Any) -> TuneWorkload:
     return TuneWorkload(
-        dataset=choose(DatasetQuery(**query)), num_requests=num_requests, vocab_size=10_000, max_model_len=512
+        dataset=choose(LoadFlags(**query)), num_requests=num_requests, vocab_size=10_000, max_model_len=512
     )

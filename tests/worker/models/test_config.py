@@ -7,8 +7,8 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from octavo.lab.errors import PlanError
 from octavo.plan.costs.model_shape import read_shape
-from octavo.plan.errors import PlanError
 from worker.layers.rotary import rope_frequencies
 from worker.model_config import ModelConfig, SamplingDefaults
 from worker.models.config import config_from_directory, config_from_gguf

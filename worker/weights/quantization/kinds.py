@@ -1,5 +1,6 @@
 """Quantizations that backends compute with."""
 
+from collections.abc import Callable
 from typing import get_args
 
 import torch
@@ -23,6 +24,12 @@ from kernels.linear.weights import (
 from worker.weights.reader import WeightsError
 
 QUANTIZATION_OPTIONS: tuple[str, ...] = get_args(QuantizationOption)
+# A kind's weights, and the function that makes one of floats.
+_WEIGHTS: dict[QuantizationName, tuple[type[Weight], Callable[[torch.Tensor], Weight]]] = {
+    "int8": (Int8Weight, quantize_int8),
+    "fp8": (Fp8Weight, quantize_fp8),
+    "int4": (Int4Weight, quantize_int4),
+}
 _LARGEST_HALF = torch.finfo(torch.float16).max
 
 
@@ -52,14 +59,13 @@ def quantized(stored: Weight, quantization: QuantizationName) -> Weight:
 
     With int4, a weight with numbers beyond float16 gets 8 bits, because int4's scales and minima are float16.
     """
-    if isinstance(stored, {"int8": Int8Weight, "int4": Int4Weight, "fp8": Fp8Weight}[quantization]):
+    kind, quantize = _WEIGHTS[quantization]
+    if isinstance(stored, kind):
         return stored
     floats_OI = dequantize(stored)
-    if quantization == "fp8":
-        return quantize_fp8(floats_OI)
-    if quantization == "int4" and floats_OI.abs().max() <= _LARGEST_HALF:
-        return quantize_int4(floats_OI)
-    return quantize_int8(floats_OI)
+    if quantization == "int4" and floats_OI.abs().max() > _LARGEST_HALF:
+        return quantize_int8(floats_OI)
+    return quantize(floats_OI)
 
 
 def quantized_expert(stored: Weight) -> Weight:

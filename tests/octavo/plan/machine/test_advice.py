@@ -7,8 +7,8 @@ import pytest
 from octavo.plan.costs.hardware import find_gpu, machine_interconnect, parse_interconnect
 from octavo.plan.costs.model_shape import ModelShape, read_shape
 from octavo.plan.machine.advice import cpu_advice, gpu_advice
+from octavo.plan.machine.answers import LARGEST_PAGE, SMALLEST_PAGE, page_size, plan_pages
 from octavo.plan.machine.cpu_nodes import CpuNodes, read_cpu_nodes
-from octavo.plan.machine.tpu_pages import LARGEST_PAGE, SMALLEST_PAGE, page_size, plan_pages
 from tests.support.repository import ROOT
 
 MODELS = ROOT / "configs" / "models"

@@ -1,4 +1,4 @@
-"""The errors that stop a plan."""
+"""The errors that stop a plan, a tuning run or a sweep."""
 
 from configs.load import ConfigError
 
@@ -9,3 +9,7 @@ class PlanError(ConfigError):
 
 class DoesNotFit(PlanError):
     """A setting that does not fit on this hardware; the message says by how much, and what would fit."""
+
+
+class TuningError(ConfigError):
+    """Input that can't be tuned or measured with, or a run in which nothing worked; the message says what would."""

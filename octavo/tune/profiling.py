@@ -1,4 +1,4 @@
-"""Records some steps with torch.profiler: `python -m octavo.tune.report.profiling -c options.yaml --output FILE`.
+"""Records some steps with torch.profiler: `python -m octavo.tune.profiling -c options.yaml --output FILE`.
 
 FILE (.json.gz) opens in Perfetto (ui.perfetto.dev) and in chrome://tracing. The engine runs in this process, without
 router and sockets. It has Python's calls; on a CPU a decode step is one call into C++, which is one event.
@@ -23,7 +23,7 @@ def profile(options_file: Path, output: Path, *, batch: int, prompt_len: int) ->
     command = [
         sys.executable,
         "-m",
-        "octavo.tune.report.profiling",
+        "octavo.tune.profiling",
         "-c",
         str(options_file),
         "--output",

@@ -1,30 +1,21 @@
-"""The settings to choose from: every combination of the values of some options."""
+"""Settings: points of a grid of options, which plans simulate, and tuning runs and sweeps measure."""
 
 import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from configs.load import load_options
 from configs.options import Options
-from octavo.tune.errors import TuningError
+from octavo.lab.errors import TuningError
 
-# Options that make a grid. Those that the scheduler's core alone depends on are predicted from any probe.
+LAYOUT = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+# Options that the scheduler's core alone depends on: any probe's steps tell what they change.
 PREDICTED = ("max_num_seqs", "max_num_batched_tokens", "speculative_config")
-AXES = (
-    *PREDICTED,
-    "block_size",
-    "max_steps_in_flight",
-    "worker_threads",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "data_parallel_size",
-    "quantization",
-)
-_TEXT = ("speculative_config", "quantization")
-# Stands for no speculation in lists of methods.
-OFF = "off"
-_SHORT = {
+# Options that make a grid, in their order, with short names for people.
+SHORT = {
     "max_num_seqs": "seqs",
     "max_num_batched_tokens": "tokens",
     "speculative_config": "drafts",
@@ -36,11 +27,15 @@ _SHORT = {
     "data_parallel_size": "DP",
     "quantization": "quantization",
 }
+AXES = tuple(SHORT)
+_TEXT = ("speculative_config", "quantization")
+# Stands for no speculation in lists of methods.
+OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A point of the grid: values of options, in the order of AXES."""
+class Setting:
+    """A point of the grid: values of options, in the order of the grid's axes."""
 
     values: tuple[tuple[str, Any], ...]
 
@@ -56,7 +51,7 @@ class Candidate:
     @property
     def label(self) -> str:
         """A name for people, such as "seqs 64, tokens 512"."""
-        return ", ".join(f"{_SHORT.get(name, name)} {value}" for name, value in self.values)
+        return ", ".join(f"{SHORT.get(name, name)} {value}" for name, value in self.values)
 
     @property
     def key(self) -> str:
@@ -70,9 +65,43 @@ class Candidate:
     def value(self, name: str) -> Any:
         return dict(self.values)[name]
 
+    @property
+    def layout(self) -> tuple[int, int, int]:
+        """Sizes of tensor, pipeline and data parallelism; 1: not an axis."""
+        values = dict(self.values)
+        tensor, stages, replicas = (values.get(name, 1) for name in LAYOUT)
+        return tensor, stages, replicas
 
-def parse_values(text: str, name: str) -> tuple[Any, ...]:
-    """Parses the values of an axis, such as 64,128. Raises TuningError."""
+    @property
+    def num_ranks(self) -> int:
+        """GPUs of a replica."""
+        return self.layout[0] * self.layout[1]
+
+    @property
+    def num_gpus(self) -> int:
+        return self.num_ranks * self.layout[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenOptions:
+    """The options that all settings of a command share. flags: as text, by name."""
+
+    config: Path | None
+    flags: Mapping[str, object]
+
+    def options(self, more: Mapping[str, object] | None = None) -> Options:
+        """more: options on top. Raises ConfigError for values that do not go together."""
+        return load_options(self.config, {**self.flags, **(more or {})})
+
+
+def grid(axes: Mapping[str, Sequence[Any]]) -> list[Setting]:
+    """Every combination of the axes' values: AXES in their order, then any other options."""
+    names = sorted(axes, key=lambda name: AXES.index(name) if name in AXES else len(AXES))
+    return [Setting(tuple(zip(names, values, strict=True))) for values in itertools.product(*(axes[n] for n in names))]
+
+
+def parse_axis(text: str, name: str) -> tuple[Any, ...]:
+    """Parses the values of one of AXES, such as 64,128. Raises TuningError."""
     parts = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     flag = f"--{name.replace('_', '-')}"
     if name in _TEXT:
@@ -82,14 +111,6 @@ def parse_values(text: str, name: str) -> tuple[Any, ...]:
     if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
         raise TuningError(f"{flag}={text!r} is not a list of numbers above 0, such as 64,128,256")
     return tuple(map(int, parts))
-
-
-def grid(axes: Mapping[str, Sequence[Any]]) -> list[Candidate]:
-    """Every combination, in the order of AXES."""
-    names = [name for name in AXES if name in axes]
-    return [
-        Candidate(tuple(zip(names, values, strict=True))) for values in itertools.product(*(axes[n] for n in names))
-    ]
 
 
 def parse_assignments(texts: Sequence[str], flag: str) -> dict[str, tuple[str, ...]]:
@@ -103,17 +124,3 @@ def parse_assignments(texts: Sequence[str], flag: str) -> dict[str, tuple[str, .
             raise TuningError(f"{flag}={text!r}: give an option of `octavo up` and its values, as max_num_seqs=16,64")
         found[name] = tuple(dict.fromkeys((*found.get(name, ()), *parts)))
     return found
-
-
-def product(values: Mapping[str, Sequence[Any]]) -> list[Candidate]:
-    """Every combination of values of any options."""
-    return [Candidate(tuple(zip(values, chosen, strict=True))) for chosen in itertools.product(*values.values())]
-
-
-def default_axes(options: Options) -> dict[str, tuple[int, ...]]:
-    """The guide's grid: a quarter, half, once and twice the option for rows, and for the budget of a step."""
-    seqs, tokens = options.max_num_seqs, options.max_num_batched_tokens
-    return {
-        "max_num_seqs": tuple(dict.fromkeys(max(1, seqs * factor // 4) for factor in (1, 2, 4, 8))),
-        "max_num_batched_tokens": tuple(dict.fromkeys(max(16, tokens * factor // 4) for factor in (1, 2, 4, 8))),
-    }

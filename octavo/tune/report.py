@@ -1,19 +1,23 @@
-"""The report of a tuning run: JSON for programs, a page for people, a table for the terminal, and YAML to use."""
+"""The report of a tuning run: JSON for programs, a page with plots, a table for the terminal, and YAML to use."""
 
 import html
+import io
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from octavo.tune.bounds import Bounds
-from octavo.tune.report.figures import accuracy, latencies, throughput
+from octavo.lab.bounds import Bounds
 from octavo.tune.search.results import Found, Row, Status
 
 REPORT, PAGE, BEST = "report.json", "report.html", "best.yaml"
@@ -25,6 +29,14 @@ th { border-bottom: 1px solid #888; } td:first-child, th:first-child, td:last-ch
 tr.best { font-weight: bold; } tr.skipped, tr.failed { color: #888; } svg { max-width: 100%; height: auto; }
 pre { background: #f4f4f4; padding: 1em; overflow-x: auto; }
 """
+_COLORS = {
+    Status.BEST: "#c44e52",
+    Status.FINALIST: "#dd8452",
+    Status.MEASURED: "#4c72b0",
+    Status.SKIPPED: "#b0b0b0",
+    Status.FAILED: "#000000",
+}
+_MOST_BARS = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +113,13 @@ class Report:
                     f"{_ms(row.measured[f'{name}_ms_p50'])} / {_ms(row.measured[f'{name}_ms_p99'])}"
                     for name in ("ttft", "itl", "e2e")
                 ]
-                numbers = (_rate(row), _predicted(row), f"{row.value:,.4g}", *pairs)
-                table.add_row(row.candidate.label, *numbers, style=style)
+                numbers = (_rate(row), _predicted_text(row), f"{row.value:,.4g}", *pairs)
+                table.add_row(row.setting.label, *numbers, style=style)
         console.print(table)
         console.print("TTFT, ITL and e2e in ms: p50 / p99", style="dim", highlight=False)
         failed = [row for row in self.found.rows if row.status is Status.FAILED]
         for row in failed:
-            console.print(f"failed: {row.candidate.label}: {row.reason}", style="yellow", highlight=False)
+            console.print(f"failed: {row.setting.label}: {row.reason}", style="yellow", highlight=False)
         skipped = sum(row.status is Status.SKIPPED for row in self.found.rows)
         if skipped:
             console.print(f"{skipped} settings were skipped; the report says why", style="dim", highlight=False)
@@ -122,7 +134,7 @@ def _html_rows(found: Found) -> str:
     names = ("setting", "status", "rate", "predicted tok/s", *_NUMBERS, "reason")
     lines = [f"<tr>{''.join(f'<th>{name}</th>' for name in names)}</tr>"]
     for row in _best_first(found):
-        cells = (row.candidate.label, row.status, _rate(row), _predicted(row), *_cells(row), row.reason)
+        cells = (row.setting.label, row.status, _rate(row), _predicted_text(row), *_cells(row), row.reason)
         lines.append(f'<tr class="{row.status}">{"".join(f"<td>{html.escape(cell)}</td>" for cell in cells)}</tr>')
     return f"<table>{''.join(lines)}</table>"
 
@@ -135,7 +147,7 @@ def _rate(row: Row) -> str:
     return "-" if row.rate is None else f"{row.rate:.4g}"
 
 
-def _predicted(row: Row) -> str:
+def _predicted_text(row: Row) -> str:
     return "-" if row.prediction is None else f"{row.prediction.value:,.4g}"
 
 
@@ -144,3 +156,88 @@ def _cells(row: Row) -> list[str]:
         "-" if not row.measured else f"{row.value if name == 'output_tok_s' else row.measured[name]:,.4g}"
         for name in _NUMBERS
     ]
+
+
+# --- Figures, as SVG that stands in a page by itself
+
+
+def throughput(found: Found) -> str:
+    """Bars of the predicted and the measured throughput within the bounds, best first."""
+    rows = sorted(found.rows, key=lambda row: (-row.value, -_predicted(row)))[:_MOST_BARS]
+    figure = Figure(figsize=(10, 1 + 0.32 * len(rows)), layout="constrained")
+    plot = figure.add_subplot()
+    places = range(len(rows))
+    plot.barh(
+        [y - 0.2 for y in places], [_predicted(row) for row in rows], height=0.36, color="#d5d5d5", label="predicted"
+    )
+    plot.barh(
+        [y + 0.2 for y in places],
+        [row.value for row in rows],
+        height=0.36,
+        color=[_COLORS[row.status] for row in rows],
+        label="measured",
+    )
+    plot.set_yticks(places, [f"{row.setting.label} ({row.status})" for row in rows], fontsize=8)
+    plot.invert_yaxis()
+    plot.set_xlabel("output tokens/s within the bounds")
+    plot.legend(fontsize=8)
+    plot.grid(axis="x", alpha=0.3)
+    return _svg(figure)
+
+
+def latencies(found: Found, bounds: Bounds) -> str:
+    """Throughput over the 99th percentiles of TTFT and ITL, of all settings that were measured."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    for place, (name, key, limit) in enumerate(
+        (("TTFT p99, ms", "ttft_ms_p99", bounds.ttft_ms), ("ITL p99, ms", "itl_ms_p99", bounds.itl_ms)), 1
+    ):
+        plot = figure.add_subplot(1, 2, place)
+        for row in found.rows:
+            if row.measured:
+                plot.scatter(row.measured[key], row.measured["output_tok_s"], color=_COLORS[row.status], s=40)
+                plot.annotate(
+                    row.setting.label,
+                    (row.measured[key], row.measured["output_tok_s"]),
+                    fontsize=6,
+                    textcoords="offset points",
+                    xytext=(4, 3),
+                )
+        if math.isfinite(limit):
+            plot.axvline(limit, color="#c44e52", linestyle="--", linewidth=1)
+        plot.set_ylim(bottom=0)
+        _name(plot, name, "output tokens/s")
+    return _svg(figure)
+
+
+def accuracy(rows: Sequence[Row]) -> str:
+    """Measured over predicted numbers, at the rate and load of the measurement; empty if nothing has both."""
+    both = [row for row in rows if row.expected and row.measured]
+    if not both:
+        return ""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    for place, (name, key) in enumerate((("output tokens/s", "output_tok_s"), ("ITL p99, ms", "itl_ms_p99")), 1):
+        plot = figure.add_subplot(1, 2, place)
+        most = 1.05 * max(max(row.expected[key], row.measured[key]) for row in both)
+        plot.plot((0, most), (0, most), color="#b0b0b0", linewidth=1)
+        for row in both:
+            plot.scatter(row.expected[key], row.measured[key], color=_COLORS[row.status], s=40)
+        _name(plot, f"predicted {name}", "measured")
+    return _svg(figure)
+
+
+def _predicted(row: Row) -> float:
+    return row.prediction.value if row.prediction else 0.0
+
+
+def _name(plot: Axes, x: str, y: str) -> None:
+    plot.set_xlabel(x)
+    plot.set_ylabel(y)
+    plot.grid(alpha=0.3)
+
+
+def _svg(figure: Figure) -> str:
+    """The <svg> element alone: without metadata and document type, which name other hosts."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg")
+    svg = text.getvalue()
+    return re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from octavo.cli.bench.flags import JSON
+from octavo.cli.flags import JSON, parse_counts, resumable
 
 if TYPE_CHECKING:
     from octavo.bench.tune.problem import Problem
@@ -81,23 +81,22 @@ def kernels(
 
     shapes = [_problem(tune, text, scales) for text in shape]
     wanted = "numbers above 0, such as 1,16,256"
-    sizes = _numbers(batch_sizes, "--batch-sizes", wanted) if batch_sizes else None
+    sizes = parse_counts(batch_sizes, "--batch-sizes", wanted) if batch_sizes else None
     _tune(shapes, sizes, folder, as_json=as_json)
 
 
 def _problem(tune: Tunable, text: str, scales: Scales) -> "Problem":
     """Raises typer.BadParameter."""
-    from octavo.bench.tune.experts import ExpertsShape
-    from octavo.bench.tune.problem import Shape
+    from octavo.bench.tune.problem import ExpertsShape, Shape
 
     if tune is Tunable.FP8_GEMM:
         if scales is Scales.NONE:
             raise typer.BadParameter("none: fp8_gemm has scales: use block or channel", param_hint="--scales")
-        N, K = _numbers(text, "--shape", "two numbers above 0, such as 4096,7168", count=2)
+        N, K = parse_counts(text, "--shape", "two numbers above 0, such as 4096,7168", count=2)
         return Shape(N=N, K=K, blockwise=scales is Scales.BLOCK)
     if scales is Scales.CHANNEL:
         raise typer.BadParameter("channel: moe_gemm takes block, or none for bf16", param_hint="--scales")
-    num_experts, size, hidden_size, top_k = _numbers(
+    num_experts, size, hidden_size, top_k = parse_counts(
         text, "--shape", "four numbers above 0, such as 128,768,2048,8", count=4
     )
     if top_k > num_experts:
@@ -120,18 +119,15 @@ def _tune(shapes: "Sequence[Problem]", sizes: list[int] | None, folder: Path | N
     folder = folder or (Path(in_environment) if in_environment else cache_directory(shapes[0].op))
     folder.mkdir(parents=True, exist_ok=True)
     tuner = Tuner(device, folder, measured_with(device), GpuProcess)
-    try:
+    with resumable(folder):
         for shape in shapes:
             path = _tune_shape(tuner, shape, sizes or BATCH_SIZES, as_json=as_json)
             if as_json:
                 print_json({"op": shape.op, **shape.sizes, "file": str(path)})
-    except KeyboardInterrupt:
-        typer.echo(f"what was measured is kept in {folder}; the same command goes on from there", err=True)
-        raise
 
 
 def _tune_shape(tuner: "Tuner", shape: "Problem", sizes: Sequence[int], *, as_json: bool) -> Path:
-    from octavo.bench.tune.output import best_as_json, print_table, title_of
+    from octavo.bench.tune.tuner import best_as_json, print_table, title_of
     from octavo.reports import print_json, progress_bar
 
     bests: list[Best] = []
@@ -147,10 +143,3 @@ def _tune_shape(tuner: "Tuner", shape: "Problem", sizes: Sequence[int], *, as_js
     if not as_json:
         print_table(shape, bests, path)
     return path
-
-
-def _numbers(text: str, flag: str, wanted: str, count: int | None = None) -> list[int]:
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts) or count not in (None, len(parts)):
-        raise typer.BadParameter(f"{text!r} is not {wanted}", param_hint=flag)
-    return [int(part) for part in parts]

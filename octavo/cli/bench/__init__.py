@@ -1,1 +1,0 @@
-"""`octavo bench`, a file for each kind of command."""

@@ -1,1 +1,0 @@
-"""`octavo bench sweep`: a table of settings and rates."""
