@@ -43,7 +43,7 @@ def register(app: typer.Typer, group: str) -> None:
     for command in (throughput, latency):
         bench.command(context_settings=SNAKE_CASE_FLAGS)(with_option_flags(with_flags(command)))
     tune.register_sweep(bench)
-    bench.command()(kernels.kernels)
+    bench.command()(with_flags(kernels.kernels))
     app.add_typer(bench, name="bench", rich_help_panel=group)
 
 

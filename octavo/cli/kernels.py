@@ -2,13 +2,15 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from octavo.cli.flags import JSON, parse_counts, resumable
+from octavo.lab.flags import flag
 
 if TYPE_CHECKING:
     from octavo.bench.tune.problem import Problem
@@ -26,40 +28,38 @@ class Scales(StrEnum):
     NONE = "none"
 
 
-def kernels(
-    tune: Annotated[
-        Tunable | None, typer.Option(help="The kernel whose fastest tile sizes are searched for and written to a file.")
-    ] = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="N,K|E,N,H,K",
-            help="fp8_gemm: outputs and inputs of a linear layer. moe_gemm: experts of a rank, size of an expert, "
-            "hidden size, experts of a token. May be given several times.",
-        ),
-    ] = None,
-    scales: Annotated[
-        Scales,
-        typer.Option(
-            help="block: one per 128 x 128 weights and per 128 inputs of a token. channel: one per output channel "
-            "and per token. none: bf16, for moe_gemm."
-        ),
-    ] = Scales.BLOCK,
-    batch_sizes: Annotated[
-        str,
-        typer.Option(
-            metavar="M,M,...", help="Batch sizes to tune for. Default: those of vLLM's files, from 1 to 4096."
-        ),
-    ] = "",
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            help="Where the files go. Default: where kernels look for them, $OCTAVO_TUNED_CONFIG_FOLDER or else "
-            "fp8_gemm/ or moe_gemm/ in the cache directory."
-        ),
-    ] = None,
-    as_json: JSON = False,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelFlags:
+    """The flags as given."""
+
+    tune: Tunable | None = flag(
+        None, None, "The kernel whose fastest tile sizes are searched for and written to a file."
+    )
+    shape: list[str] | None = flag(
+        None,
+        None,
+        "fp8_gemm: outputs and inputs of a linear layer. moe_gemm: experts of a rank, size of an expert, hidden size, "
+        "experts of a token. May be given several times.",
+        metavar="N,K|E,N,H,K",
+    )
+    scales: Scales = flag(
+        Scales.BLOCK,
+        None,
+        "block: one per 128 x 128 weights and per 128 inputs of a token. channel: one per output channel and per "
+        "token. none: bf16, for moe_gemm.",
+    )
+    batch_sizes: str = flag(
+        "", None, "Batch sizes to tune for. Default: those of vLLM's files, from 1 to 4096.", metavar="M,M,..."
+    )
+    folder: Path | None = flag(
+        None,
+        None,
+        "Where the files go. Default: where kernels look for them, $OCTAVO_TUNED_CONFIG_FOLDER or else fp8_gemm/ or "
+        "moe_gemm/ in the cache directory.",
+    )
+
+
+def kernels(*, query: KernelFlags, as_json: JSON = False) -> None:
     """Tune kernels on all visible GPUs of this machine.
 
     It can be interrupted at any time: the same command continues where it stopped.
@@ -68,21 +68,21 @@ def kernels(
 
     Example: [bold]octavo bench kernels --tune moe_gemm --shape 128,768,2048,8 --scales none[/]
     """
-    if tune is None:
+    if query.tune is None:
         raise typer.BadParameter(
             f"is needed: one of {', '.join(Tunable)}; `python -m benchmarks.gpu.run_all` in the repository "
             "measures all kernels",
             param_hint="--tune",
         )
-    if not shape:
+    if not query.shape:
         raise typer.BadParameter(
             "is needed, such as 4096,7168; the logs of workers name the shapes that lack a file", param_hint="--shape"
         )
 
-    shapes = [_problem(tune, text, scales) for text in shape]
+    shapes = [_problem(query.tune, text, query.scales) for text in query.shape]
     wanted = "numbers above 0, such as 1,16,256"
-    sizes = parse_counts(batch_sizes, "--batch-sizes", wanted) if batch_sizes else None
-    _tune(shapes, sizes, folder, as_json=as_json)
+    sizes = parse_counts(query.batch_sizes, "--batch-sizes", wanted) if query.batch_sizes else None
+    _tune(shapes, sizes, query.folder, as_json=as_json)
 
 
 def _problem(tune: Tunable, text: str, scales: Scales) -> "Problem":

@@ -27,7 +27,7 @@ class Outcome:
 
     setting: Setting
     run: Run | None = None
-    # Of the run, as `octavo.lab.bounds.as_measured`.
+    # The numbers of the run, as `octavo.lab.bounds.as_measured`.
     numbers: Mapping[str, Any] = field(default_factory=dict)
     # The limits that the run exceeds, as text for people.
     late: list[str] = field(default_factory=list)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from octavo.bench.datasets.conversations import Conversations, CountTokens, estimated_tokens
 from octavo.bench.datasets.request import Dataset, DatasetError
-from octavo.bench.datasets.synthetic import RandomLengths, SharedPrefixes
+from octavo.bench.datasets.synthetic import RandomPrompts
 from octavo.bench.datasets.timestamped import TimestampedTrace
 from octavo.lab.flags import DatasetKind, LoadFlags
 from octavo.plan.workload import parse_lengths
@@ -39,10 +39,8 @@ def choose(query: LoadFlags, *, tokenizer: str = "") -> Dataset:
     output_len = parse_lengths(query.output_len or DEFAULT_LEN, "--output-len")
     path = query.dataset_path or Path()
     match query.dataset:
-        case DatasetKind.RANDOM:
-            return RandomLengths(prompt_len=prompt_len, output_len=output_len)
-        case DatasetKind.PREFIXES:
-            return SharedPrefixes(
+        case DatasetKind.RANDOM | DatasetKind.PREFIXES:
+            return RandomPrompts(
                 prompt_len=prompt_len,
                 output_len=output_len,
                 prefix_len=query.prefix_len,

@@ -14,59 +14,45 @@ _PREFIX_SEED = 1_000_003
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RandomLengths:
-    """Prompts of random tokens, or words, without a common beginning."""
+class RandomPrompts:
+    """Prompts of random tokens, or words. With prefix_len they begin with one of num_prefixes texts of as many tokens,
+    each equally likely, as in vLLM's Sonnet dataset, whose prompts share lines of a poem; prompt_len is then that of
+    the whole prompt."""
 
     prompt_len: Lengths
     output_len: Lengths
-    name: str = "random"
+    prefix_len: int = 0
+    num_prefixes: int = 1
     is_drawn: bool = True
 
-    def requests(self, count: int, seed: int, *, vocab_size: int, as_text: bool) -> list[BenchRequest]:
-        random = np.random.default_rng(seed)
-        prompts, outputs = self.prompt_len(random, count).tolist(), self.output_len(random, count).tolist()
-        return [
-            BenchRequest(prompt=drawn(random, length, vocab_size, as_text), prompt_len=length, output_len=output)
-            for length, output in zip(prompts, outputs, strict=True)
-        ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedPrefixes:
-    """Prompts that begin with one of num_prefixes texts of prefix_len tokens, each equally likely, and go on at random.
-
-    As vLLM's Sonnet dataset, whose prompts share lines of a poem. prompt_len: of the whole prompt.
-    """
-
-    prompt_len: Lengths
-    output_len: Lengths
-    prefix_len: int
-    num_prefixes: int
-    name: str = "prefixes"
-    is_drawn: bool = True
+    @property
+    def name(self) -> str:
+        return "prefixes" if self.prefix_len else "random"
 
     def requests(self, count: int, seed: int, *, vocab_size: int, as_text: bool) -> list[BenchRequest]:
         """Raises DatasetError if a prompt has no token behind its prefix."""
         random = np.random.default_rng(seed)
         prompts, outputs = self.prompt_len(random, count).tolist(), self.output_len(random, count).tolist()
-        if min(prompts) <= self.prefix_len:
-            raise DatasetError(
-                f"--prefix-len={self.prefix_len} leaves no token for a prompt of {min(prompts)}: give less, or a "
-                "larger --prompt-len, which is the length of the whole prompt"
-            )
-        prefixes = [
-            drawn(np.random.default_rng((seed, _PREFIX_SEED, number)), self.prefix_len, vocab_size, as_text)
-            for number in range(self.num_prefixes)
-        ]
-        chosen = random.integers(0, self.num_prefixes, count).tolist()
-        return [
-            BenchRequest(
-                prompt=joined(prefixes[prefix], drawn(random, length - self.prefix_len, vocab_size, as_text)),
-                prompt_len=length,
-                output_len=output,
-            )
-            for prefix, length, output in zip(chosen, prompts, outputs, strict=True)
-        ]
+        prefixes: list[Prompt] = []
+        chosen = [0] * count
+        if self.prefix_len:
+            if min(prompts) <= self.prefix_len:
+                raise DatasetError(
+                    f"--prefix-len={self.prefix_len} leaves no token for a prompt of {min(prompts)}: give less, or a "
+                    "larger --prompt-len, which is the length of the whole prompt"
+                )
+            prefixes = [
+                drawn(np.random.default_rng((seed, _PREFIX_SEED, number)), self.prefix_len, vocab_size, as_text)
+                for number in range(self.num_prefixes)
+            ]
+            chosen = random.integers(0, self.num_prefixes, count).tolist()
+        found = []
+        for prefix, length, output in zip(chosen, prompts, outputs, strict=True):
+            prompt = drawn(random, length - self.prefix_len, vocab_size, as_text)
+            if prefixes:
+                prompt = joined(prefixes[prefix], prompt)
+            found.append(BenchRequest(prompt=prompt, prompt_len=length, output_len=output))
+        return found
 
 
 def drawn(random: np.random.Generator, length: int, vocab_size: int, as_text: bool) -> Prompt:

@@ -26,7 +26,7 @@ from octavo.bench.tune.problem import ExpertsShape, Shape
 
 # Largest error over the largest output: bfloat16 rounds by 2^-9 of a number, sums of e4m3 products add less.
 _TOLERANCE = 2**-7
-# Of experts, by is_fp8: bfloat16 rounds a number by 2^-9, in each of three places; e4m3 by 2^-4, where an input of the
+# For experts, by is_fp8: bfloat16 rounds a number by 2^-9, in each of three places; e4m3 by 2^-4, where an input of the
 # second GEMM falls on the other side of a step, which few of a sum do.
 _EXPERT_TOLERANCES = {False: 2**-6, True: 2**-5}
 # Milliseconds. A slow tile shows in few calls.

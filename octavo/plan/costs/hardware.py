@@ -78,29 +78,19 @@ def find_gpu(name: str) -> Gpu:
     raise PlanError(f"--gpu {name!r} is not known{hint}; known are {', '.join(GPUS)}")
 
 
-# Names of nvidia-smi that have neither a GPU's name above nor an alias, by what is in them; the first that fits.
-_IN_NAMES = (
-    ("H100 PCIe", "H100 PCIe"),
-    ("H100 NVL", "H100 NVL"),
-    ("H100", "H100 SXM"),
-    ("H200", "H200"),
-    ("B200", "B200"),
-    ("A100-SXM4-40GB", "A100 40GB"),
-    ("A100-PCIE-40GB", "A100 40GB"),
-    ("A100", "A100 80GB"),
-    ("L40S", "L40S"),
-    ("L4", "L4"),
-    ("A10", "A10"),
-    ("RTX 6000 Ada", "RTX 6000 Ada"),
-    ("RTX 5090", "RTX 5090"),
-    ("RTX 4090", "RTX 4090"),
-    ("RTX 3090", "RTX 3090"),
-)
+# The GPU by what is in nvidia-smi's name of it, the first that fits: its own name, or a form without one.
+_IN_NAMES = {
+    **{name: name for name in GPUS},
+    "H100": "H100 SXM",
+    "A100-SXM4-40GB": "A100 40GB",
+    "A100-PCIE-40GB": "A100 40GB",
+    "A100": "A100 80GB",
+}
 
 
 def gpu_of_driver(name: str) -> Gpu:
     """Finds the GPU that nvidia-smi calls so, such as "NVIDIA H100 80GB HBM3". Raises PlanError."""
-    for part, known in _IN_NAMES:
+    for part, known in _IN_NAMES.items():
         if re.search(rf"\b{re.escape(part)}\b", name):
             return GPUS[known]
     raise PlanError(

@@ -113,18 +113,20 @@ WEIGHTS, FLOPS, KV, ALL_REDUCE, STAGES, SWAP, LAUNCH = (
     "swap",
     "launches",
 )
-_PARTS = (WEIGHTS, FLOPS, KV, ALL_REDUCE, STAGES, SWAP, LAUNCH)
 
 
 class Roofline:
     """A `CostModel`. Assumes that every stage is as slow as the slowest one, the last, which has the head."""
+
+    parts = (WEIGHTS, FLOPS, KV, ALL_REDUCE, STAGES, SWAP, LAUNCH)
+    host_seconds = _HOST_SECONDS
 
     def __init__(
         self, *, model: ModelShape, gpu: Gpu, placement: Placement, interconnect: Interconnect, block_size: int
     ) -> None:
         tensor, layers = placement.tensor_parallel_size, placement.layers_of_a_stage(model)
         self._model, self._layers, self._tensor = model, layers, tensor
-        self._num_stages = placement.pipeline_parallel_size
+        self.num_stages = placement.pipeline_parallel_size
         self._link, self._stage_link = interconnect.link_of(tensor), interconnect.link_of(placement.world_size)
         self._num_window_layers = layers * model.num_window_layers / model.num_layers
         # Everything below is in seconds per unit, on one rank of one stage.
@@ -141,18 +143,6 @@ class Roofline:
         self._pair_multiply = 2 * model.pair_macs / tensor / (gpu.bf16_flops * _ATTENTION_FLOPS)
         self._block_copy = block_size * kv_bytes * layers / (gpu.pcie * _PCIE_BANDWIDTH)
         self._launch = _STEP_OVERHEAD + layers * _LAYER_OVERHEAD
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return _PARTS
-
-    @property
-    def num_stages(self) -> int:
-        return self._num_stages
-
-    @property
-    def host_seconds(self) -> float:
-        return _HOST_SECONDS
 
     def stage_seconds(self, shape: StepShape) -> Sequence[float]:
         num_tokens = shape.num_tokens
@@ -177,7 +167,7 @@ class Roofline:
             kv + chunk_kv,
             # After attention and after the MLP.
             2 * self._layers * self._link.all_reduce_seconds(hidden_bytes, self._tensor),
-            self._stage_link.send_seconds(hidden_bytes / self._tensor) if self._num_stages > 1 else 0.0,
+            self._stage_link.send_seconds(hidden_bytes / self._tensor) if self.num_stages > 1 else 0.0,
             self._block_copy * shape.num_swapped_blocks,
             self._launch,
         )
