@@ -18,13 +18,11 @@ from octavo.cli.flags import (
 )
 from octavo.lab.flags import LoadFlags, with_flags
 from octavo.lab.settings import AXES
-from octavo.tune.flags import SweepFlags, TuneFlags
+from octavo.tune.flags import OWN, SweepFlags, TuneFlags
 
 _NOTHING_WITHIN_BOUNDS = 1
-# Each cluster has its own.
-_OWN = ("port", "http_port", "metrics_port", "runtime_dir")
-_SWEEP_OPTIONS = [name for name in Options.model_fields if name not in _OWN]
-_TUNE_OPTIONS = [name for name in _SWEEP_OPTIONS if name not in (*AXES, "trace")]
+_SWEEP_OPTIONS = [name for name in Options.model_fields if name not in OWN or name == "trace"]
+_TUNE_OPTIONS = [name for name in Options.model_fields if name not in (*AXES, *OWN)]
 
 
 def register(app: typer.Typer, group: str) -> None:

@@ -11,6 +11,8 @@ from octavo.lab.flags import flag
 from octavo.lab.settings import AXES
 
 _GRID, _REQUESTS, _BOUNDS, _EFFORT = "Settings to try", "What is sent", "What must hold", "Effort"
+# Options of which each cluster has its own; of these a sweep takes `trace`.
+OWN = ("port", "http_port", "metrics_port", "runtime_dir", "trace")
 JSON_HELP = "Print one JSON object per line, for programs, and no progress bar."
 
 

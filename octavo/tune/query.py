@@ -20,14 +20,14 @@ from octavo.lab.journal import Journal
 from octavo.lab.settings import OFF, GivenOptions, Setting, grid, parse_assignments, parse_axis
 from octavo.plan.costs.model_shape import read_shape
 from octavo.reports import print_json
-from octavo.tune.flags import SweepFlags, TuneFlags
+from octavo.tune.flags import OWN, SweepFlags, TuneFlags
 from octavo.tune.profiling import profile
 from octavo.tune.progress import Progress
 from octavo.tune.report import PAGE, Report
 from octavo.tune.search.results import Found
 from octavo.tune.search.tuner import LEAST_SHARE, Effort, Tuner
 from octavo.tune.sweep import draw, print_rows, sweep, write_table
-from octavo.tune.trials.clusters import OWN, LocalClusters
+from octavo.tune.trials.clusters import LocalClusters
 from octavo.tune.trials.memory import MemoryRange, memory_values
 from octavo.tune.trials.trials import Trials
 from octavo.tune.workload import TuneWorkload

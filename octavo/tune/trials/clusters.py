@@ -27,8 +27,6 @@ from octavo.lab.bounds import as_measured
 from octavo.lab.errors import TuningError
 from octavo.lab.settings import GivenOptions, Setting
 
-# Options of which each cluster has its own.
-OWN = ("port", "http_port", "metrics_port", "runtime_dir", "trace")
 _MAIN = "from octavo.cli.main import main; main()"
 _SERVING = "serving; Ctrl-C to stop"
 _STOP_TIMEOUT_S = 60.0
