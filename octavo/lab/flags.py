@@ -26,7 +26,9 @@ def flag(default: Any, panel: str | None, help: str, *names: str, **more: Any) -
 def with_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     """Replaces each parameter of a command that is such a dataclass by its flags, in their order."""
     signature = inspect.signature(command)
-    records = {name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)}
+    records: dict[str, Any] = {
+        name: each.annotation for name, each in signature.parameters.items() if is_dataclass(each.annotation)
+    }
     parameters: list[inspect.Parameter] = []
     for name, own in signature.parameters.items():
         if name in records:

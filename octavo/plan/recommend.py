@@ -40,7 +40,7 @@ def reasons_of(outcomes: Sequence[Outcome], best: Outcome | None) -> dict[Settin
     reasons = {}
     for outcome in outcomes:
         if outcome is best:
-            reasons[outcome.setting] = _why(best, outcomes)
+            reasons[outcome.setting] = _why(outcome, outcomes)
         else:
             reasons[outcome.setting] = outcome.out if best is None or outcome.out else _why_not(outcome, best)
     return reasons
