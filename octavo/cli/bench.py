@@ -41,7 +41,7 @@ def register(app: typer.Typer, group: str) -> None:
     bench = typer.Typer(no_args_is_help=True, help="Measure a running cluster or the engine alone; tune GPU kernels.")
     bench.command()(with_flags(serve))
     for command in (throughput, latency):
-        bench.command(context_settings=SNAKE_CASE_FLAGS)(with_option_flags(with_flags(command)))
+        bench.command(context_settings=SNAKE_CASE_FLAGS)(with_option_flags(command))
     tune.register_sweep(bench)
     bench.command()(with_flags(kernels.kernels))
     app.add_typer(bench, name="bench", rich_help_panel=group)
