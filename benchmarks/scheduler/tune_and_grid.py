@@ -196,17 +196,17 @@ def in_pairs(arguments: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -
     given = GivenOptions(config=None, flags={"model": _MODEL, "kv_cache_memory": 0.5})
     common = {"rows": [setting(row) for row in rows], "rates": rates}
     journal = Journal(output / "state.jsonl", common, advice="give another --output")
-    trials = Trials(LocalClusters(given, output / "logs"), journal, workload, bounds)
+    trials = Trials(LocalClusters(given, output / "logs"), journal, workload)
     try:
         for turn in range(arguments.rounds):
             for which in (0, 1) if turn % 2 == 0 else (1, 0):
-                found[which].append(trials.again(settings[which], f"pair {turn}", max(rates)))
+                found[which].append(trials.measure(settings[which], f"pair {turn}", max(rates)))
         kept = [2 * sum(not bounds.broken_by(each) for each in numbers) > len(numbers) for numbers in found]
         at = [max(rates) if kept[which] else rates[which] for which in (0, 1)]
         for which in (0, 1):
             if at[which] < max(rates):
                 found[which] = [
-                    trials.again(settings[which], f"pair {turn}", at[which]) for turn in range(arguments.rounds)
+                    trials.measure(settings[which], f"pair {turn}", at[which]) for turn in range(arguments.rounds)
                 ]
     finally:
         trials.close()

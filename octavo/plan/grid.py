@@ -44,36 +44,19 @@ class Outcome:
         return self.obstacle or ", ".join(self.late)
 
 
-def try_settings(
-    settings: Iterable[Setting],
-    target: Target,
-    options_of: OptionsOf,
-    workload: Workload,
-    limits: Bounds,
-    on_done: Callable[[int], None] = lambda count: None,
-    *,
-    acceptance: float | None = None,
-) -> list[Outcome]:
-    """Simulates the workload with each setting. on_done is called with 1 after each. acceptance: the probability
-    that a draft is right; None: without speculation.
-
-    Raises PlanError for errors that no setting avoids, such as a request that can never be served.
-    """
-    outcomes = []
-    for setting in settings:
-        outcomes.append(_try(setting, target, options_of, workload, limits, acceptance))
-        on_done(1)
-    return outcomes
-
-
-def _try(
+def try_setting(
     setting: Setting,
     target: Target,
     options_of: OptionsOf,
     workload: Workload,
     limits: Bounds,
-    acceptance: float | None,
+    *,
+    acceptance: float | None = None,
 ) -> Outcome:
+    """Simulates the workload. acceptance: the probability that a draft is right; None: without speculation.
+
+    Raises PlanError for errors that no setting avoids, such as a request that can never be served.
+    """
     start = time.perf_counter()
     try:
         options = options_of(setting)

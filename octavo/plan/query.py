@@ -20,7 +20,7 @@ from octavo.plan.costs.hardware import (
 from octavo.plan.costs.model_shape import ModelShape, read_shape
 from octavo.plan.costs.samples import read_measurements
 from octavo.plan.flags import OPTION_AXES, PlanFlags
-from octavo.plan.grid import best_of, try_settings
+from octavo.plan.grid import best_of, try_setting
 from octavo.plan.machine.advice import gpu_advice
 from octavo.plan.machine.answers import print_cpu, print_tpu
 from octavo.plan.machine.cpu_nodes import read_cpu_nodes
@@ -72,7 +72,10 @@ def answer(query: PlanFlags, given: GivenOptions) -> bool:
     limits = Bounds(itl_ms=_limit(query.max_itl_ms), ttft_ms=_limit(query.max_ttft_ms))
     workload = _workload(query, target.max_model_len, recording)
     with progress_bar("settings", len(settings), hidden=query.as_json) as advance:
-        outcomes = try_settings(settings, target, options_of, workload, limits, advance, acceptance=query.acceptance)
+        outcomes = []
+        for setting in settings:
+            outcomes.append(try_setting(setting, target, options_of, workload, limits, acceptance=query.acceptance))
+            advance(1)
     if all(outcome.run is None for outcome in outcomes):
         # The last setting uses the most GPUs.
         raise PlanError(outcomes[-1].obstacle)

@@ -20,19 +20,8 @@ _MOST_PROMPT_TOKENS = 2048
 
 def profile(options_file: Path, output: Path, *, batch: int, prompt_len: int) -> str:
     """Runs this module in a process of its own, whose memory ends with it. Returns why it failed, or nothing."""
-    command = [
-        sys.executable,
-        "-m",
-        "octavo.tune.profiling",
-        "-c",
-        str(options_file),
-        "--output",
-        str(output),
-        "--batch",
-        str(batch),
-        "--prompt-len",
-        str(prompt_len),
-    ]
+    flags = {"-c": options_file, "--output": output, "--batch": batch, "--prompt-len": prompt_len}
+    command = [sys.executable, "-m", "octavo.tune.profiling", *(str(part) for pair in flags.items() for part in pair)]
     try:
         done = subprocess.run(
             command, env=child_environment(), capture_output=True, text=True, check=False, timeout=_TIMEOUT_S

@@ -13,7 +13,6 @@ from configs.load import load_options
 from configs.options import Options
 from octavo.bench.datasets.chosen import DEFAULT_LEN, choose
 from octavo.doctor.machine import Machine
-from octavo.lab.bounds import Bounds
 from octavo.lab.errors import TuningError
 from octavo.lab.flags import DatasetKind, LoadFlags
 from octavo.lab.journal import Journal
@@ -106,7 +105,7 @@ def run_sweep(query: SweepFlags, load: LoadFlags, given: GivenOptions, rates: li
     journal = _open_journal(query, load, base, {})
     try:
         with Progress(hidden=query.as_json) as progress:
-            trials = Trials(clusters, journal, workload, Bounds())
+            trials = Trials(clusters, journal, workload)
             rows = sweep(settings, rates, query.num_runs, trials, progress)
     finally:
         journal.close()

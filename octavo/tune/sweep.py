@@ -63,10 +63,12 @@ def sweep(
             num_trials -= 1
             error, measured = "", []
             try:
-                measured = trials.several(setting, [(f"run {run}", rate) for rate in rates])
+                measured = [trials.measure(setting, f"run {run}", rate) for rate in rates]
             except TrialFailed as failure:
                 error = str(failure)
                 watcher.say(f"{setting.label} fails: {error}")
+            finally:
+                trials.close()
             for number, rate in enumerate(rates):
                 numbers = dict(measured[number]) if measured else {}
                 numbers.pop("seconds", None)

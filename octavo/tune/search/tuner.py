@@ -22,7 +22,7 @@ from octavo.lab.journal import Journal
 from octavo.lab.settings import Setting
 from octavo.plan.recorded import read_recording
 from octavo.tune.progress import Progress
-from octavo.tune.rates import CLOSE
+from octavo.tune.rates import CLOSE, highest_rate
 from octavo.tune.search.choosing import choose, size_of, to_probe
 from octavo.tune.search.predictions import Predictor, Probe
 from octavo.tune.search.results import Found, Row, Status
@@ -77,7 +77,7 @@ class Tuner:
         self._workload, self._bounds, self._effort = workload, bounds, effort
         self._clusters, self._traces = clusters, traces
         self._watch = watcher
-        self._trials = Trials(clusters, journal, workload, bounds)
+        self._trials = Trials(clusters, journal, workload)
         self._rows = [Row(setting=setting) for setting in settings]
         self._notes: list[str] = []
         self._predictors: dict[tuple, Predictor] = {}
@@ -217,10 +217,9 @@ class Tuner:
             # A part of the load broke the bounds at infinity: all of it does, too.
             start, ceiling = row.rate, row.ceiling
         try:
-            found = self._trials.search(
-                row.setting,
-                stage,
-                share=share,
+            found = highest_rate(
+                lambda rate: self._trials.measure(row.setting, stage, rate, share=share),
+                self._bounds,
                 start=start,
                 hint=hint,
                 ceiling=ceiling,
@@ -304,7 +303,7 @@ class Tuner:
                 self._watch.begin(f"final, turn {number + 1}: {row.setting.label}")
                 assert row.rate is not None
                 try:
-                    row.repeats.append(self._trials.again(row.setting, f"final {number}", row.rate))
+                    row.repeats.append(self._trials.measure(row.setting, f"final {number}", row.rate))
                 except TrialFailed as error:
                     row.status, row.reason = Status.FAILED, f"in the final, turn {number + 1}: {error}"
         lasting = [row for row in finalists if row.status is Status.FINALIST and self._keeps_bounds(row)]
@@ -334,7 +333,7 @@ class Tuner:
         rate = float(f"{_LOWER * rate:.4g}")
         self._watch.begin(f"final, slower: {row.setting.label}")
         try:
-            measured = self._trials.again(row.setting, f"slower {number}", rate)
+            measured = self._trials.measure(row.setting, f"slower {number}", rate)
         except TrialFailed as error:
             row.status, row.reason = Status.FAILED, f"in the final, slower: {error}"
             return False

@@ -2,16 +2,14 @@
 serves until another setting's cluster is needed."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from octavo.lab.bounds import Bounds
 from octavo.lab.journal import Journal
 from octavo.lab.settings import Setting
-from octavo.tune.rates import CLOSE, Highest, highest_rate
 from octavo.tune.trials.clusters import Cluster, Clusters, TrialFailed
 from octavo.tune.workload import TuneWorkload
 
@@ -20,9 +18,8 @@ _WARM_UP_SHARE = 0.05
 
 
 class Trials:
-    def __init__(self, clusters: Clusters, journal: Journal, workload: TuneWorkload, bounds: Bounds) -> None:
-        self._clusters, self._journal = clusters, journal
-        self._workload, self._bounds = workload, bounds
+    def __init__(self, clusters: Clusters, journal: Journal, workload: TuneWorkload) -> None:
+        self._clusters, self._journal, self._workload = clusters, journal, workload
         self.memory: dict[str, float] = {}
         # The cluster that runs, of this setting.
         self._stack, self._cluster, self._of = ExitStack(), None, None
@@ -34,18 +31,17 @@ class Trials:
 
     def starts(self, setting: Setting, memory: Mapping[str, float]) -> str:
         """Starts a cluster and sends a part of the load at once. Returns why that fails, or nothing."""
-        key = f"starts with {dict(memory)} {setting.key}"
 
         def attempt() -> dict[str, Any]:
             self.close()
-            try:
-                with self._clusters.open(setting, memory) as cluster:
-                    cluster.measure(self._workload.load(math.inf, share=0.25))
-            except TrialFailed as error:
-                return {"reason": str(error)}
-            return {"reason": ""}
+            with self._clusters.open(setting, memory) as cluster:
+                return cluster.measure(self._workload.load(math.inf, share=0.25))
 
-        return self._kept(key, attempt)["reason"]
+        try:
+            self._kept(f"starts with {dict(memory)} {setting.key}", attempt)
+        except TrialFailed as error:
+            return str(error)
+        return ""
 
     def record(self, setting: Setting, trace: Path) -> dict[str, Any]:
         """Measures all requests at once, and records a trace. Raises TrialFailed."""
@@ -63,42 +59,8 @@ class Trials:
             del self._journal.results[key]
         return self._kept(key, measure)
 
-    def search(
-        self,
-        setting: Setting,
-        stage: str,
-        *,
-        share: float,
-        start: float = math.inf,
-        hint: float | None = None,
-        ceiling: float = math.inf,
-        max_runs: int,
-        close: float = CLOSE,
-    ) -> Highest:
-        """Searches the highest rate that keeps the bounds, as `highest_rate` does. Raises TrialFailed."""
-        return highest_rate(
-            lambda rate: self._once(setting, stage, rate, share),
-            self._bounds,
-            start=start,
-            hint=hint,
-            ceiling=ceiling,
-            max_runs=max_runs,
-            close=close,
-        )
-
-    def again(self, setting: Setting, stage: str, rate: float) -> Mapping[str, Any]:
-        """Measures one rate with all requests. Raises TrialFailed."""
-        return self._once(setting, stage, rate, 1.0)
-
-    def several(self, setting: Setting, wanted: Sequence[tuple[str, float]]) -> list[Mapping[str, Any]]:
-        """Measures (stage, rate) after (stage, rate) with all requests, on a cluster that ends then. Raises
-        TrialFailed."""
-        try:
-            return [self.again(setting, stage, rate) for stage, rate in wanted]
-        finally:
-            self.close()
-
-    def _once(self, setting: Setting, stage: str, rate: float, share: float) -> Mapping[str, Any]:
+    def measure(self, setting: Setting, stage: str, rate: float, *, share: float = 1.0) -> Mapping[str, Any]:
+        """Measures one rate. share: the part of the load that is sent. Raises TrialFailed."""
         return self._kept(f"{stage} at {rate:g} {setting.key}", lambda: self._measure(setting, rate, share))
 
     def _measure(self, setting: Setting, rate: float, share: float) -> dict[str, Any]:

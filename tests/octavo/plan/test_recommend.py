@@ -12,7 +12,7 @@ from octavo.lab.errors import PlanError
 from octavo.lab.settings import LAYOUT, Setting, grid
 from octavo.plan.costs.hardware import find_gpu, parse_interconnect
 from octavo.plan.costs.model_shape import read_shape
-from octavo.plan.grid import Outcome, best_of, try_settings
+from octavo.plan.grid import Outcome, best_of, try_setting
 from octavo.plan.recommend import layouts, reasons_of
 from octavo.plan.targets import GpuTarget
 from octavo.plan.workload import parse_lengths, synthesize
@@ -70,7 +70,7 @@ def answer(
             }
         )
     ]
-    outcomes = try_settings(settings, target, lambda setting: Options(), requests, limits)
+    outcomes = [try_setting(each, target, lambda setting: Options(), requests, limits) for each in settings]
     best = best_of(outcomes)
     return Answer(best, reasons_of(outcomes, best))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from octavo.lab.bounds import Bounds
 from octavo.lab.errors import TuningError
 from octavo.lab.journal import Journal
 from octavo.lab.settings import Setting, grid, parse_assignments
@@ -44,7 +43,7 @@ def test_every_setting_is_measured_at_every_rate_and_failures_are_lines(tmp_path
     for expected_starts in (6, 0):
         clusters.num_starts = 0
         journal = Journal(tmp_path / "state.jsonl", {}, advice="begin anew")
-        rows = sweep(settings, [5.0, math.inf], 2, Trials(clusters, journal, workload, Bounds()), Progress(hidden=True))
+        rows = sweep(settings, [5.0, math.inf], 2, Trials(clusters, journal, workload), Progress(hidden=True))
         journal.close()
         # The failure is kept, too; in the second run everything is.
         assert clusters.num_starts <= expected_starts
