@@ -6,20 +6,19 @@ from typing import Annotated
 
 import typer
 
-from octavo.cli.flags import TARGET, TLS, TLS_CA, TLS_CERT, TLS_KEY, connection, note_unreachable, reaching
+from octavo.cli.flags import TARGET, TlsFlags, note_unreachable, reaching
 from octavo.client.errors import OctavoError
+from octavo.lab.flags import with_flags
 
 
 def register_top(app: typer.Typer, group: str) -> None:
-    app.command(rich_help_panel=group)(top)
+    app.command(rich_help_panel=group)(with_flags(top))
 
 
 def top(
     target: TARGET = "localhost:50051",
-    tls: TLS = False,
-    tls_ca: TLS_CA = None,
-    tls_cert: TLS_CERT = None,
-    tls_key: TLS_KEY = None,
+    *,
+    tls: TlsFlags,
 ) -> None:
     """Watch a running cluster: replicas, queues, blocks, requests.
 
@@ -35,22 +34,20 @@ def top(
         if error.name is None or not error.name.startswith("textual"):
             raise
         raise OctavoError("`octavo top` needs the package textual: pip install 'octavo[top]'") from None
-    with Admin(target, timeout=5.0, **connection(tls, tls_ca, tls_cert, tls_key)) as admin:
+    with Admin(target, timeout=5.0, **tls.connection()) as admin:
         Top(admin, target).run()
 
 
 def register_cache(app: typer.Typer, group: str) -> None:
     cache = typer.Typer(no_args_is_help=True, help="Empty the prefix caches of a running cluster.")
-    cache.command()(reset)
+    cache.command()(with_flags(reset))
     app.add_typer(cache, name="cache", rich_help_panel=group)
 
 
 def reset(
     target: TARGET = "localhost:50051",
-    tls: TLS = False,
-    tls_ca: TLS_CA = None,
-    tls_cert: TLS_CERT = None,
-    tls_key: TLS_KEY = None,
+    *,
+    tls: TlsFlags,
 ) -> None:
     """Empty the prefix caches, for measurements that must start cold.
 
@@ -58,7 +55,7 @@ def reset(
     """
     from octavo.client.admin import Admin
 
-    to = connection(tls, tls_ca, tls_cert, tls_key)
+    to = tls.connection()
     with reaching(target), Admin(target, **to) as admin:
         reset = admin.reset_prefix_cache()
     note_unreachable(reset.unreachable)
@@ -66,7 +63,7 @@ def reset(
 
 
 def register_migrate(app: typer.Typer, group: str) -> None:
-    app.command(rich_help_panel=group)(migrate)
+    app.command(rich_help_panel=group)(with_flags(migrate))
 
 
 def migrate(
@@ -80,10 +77,8 @@ def migrate(
         ),
     ] = "",
     target: TARGET = "localhost:50051",
-    tls: TLS = False,
-    tls_ca: TLS_CA = None,
-    tls_cert: TLS_CERT = None,
-    tls_key: TLS_KEY = None,
+    *,
+    tls: TlsFlags,
 ) -> None:
     """Move a running request to another replica without losing tokens.
 
@@ -92,14 +87,14 @@ def migrate(
     """
     from octavo.client.admin import Admin
 
-    connected = connection(tls, tls_ca, tls_cert, tls_key)
+    connected = tls.connection()
     with reaching(target), Admin(target, **connected) as admin:
         done = admin.migrate(request_id, to)
     typer.echo(f"moved after {done.num_output_tokens:,} output tokens, from {done.moved_from} to {done.moved_to}")
 
 
 def register_explain(app: typer.Typer, group: str) -> None:
-    app.command(rich_help_panel=group)(explain)
+    app.command(rich_help_panel=group)(with_flags(explain))
 
 
 def explain(
@@ -110,10 +105,8 @@ def explain(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each timeline as a line of JSON, for programs.")
     ] = False,
-    tls: TLS = False,
-    tls_ca: TLS_CA = None,
-    tls_cert: TLS_CERT = None,
-    tls_key: TLS_KEY = None,
+    *,
+    tls: TlsFlags,
 ) -> None:
     """Show what happened to a request and where its time went.
 
@@ -128,7 +121,7 @@ def explain(
     from octavo.client.admin import Admin
     from octavo.timeline import choices_of, draw, seconds_by_phase, spans_of
 
-    to = connection(tls, tls_ca, tls_cert, tls_key)
+    to = tls.connection()
     with reaching(target), Admin(target, **to) as admin:
         explanation = admin.explain(request_id)
     note_unreachable(explanation.unreachable)

@@ -16,17 +16,12 @@ from octavo.cli.flags import (
     CONFIG_FLAG,
     JSON,
     SNAKE_CASE_FLAGS,
-    TLS,
-    TLS_CA,
-    TLS_CERT,
-    TLS_KEY,
     Connection,
+    TlsFlags,
     api_key,
-    connection,
     options_from_flags,
     parse_counts,
     parse_rates,
-    tls_context,
     with_option_flags,
 )
 from octavo.lab.flags import DatasetKind, LoadFlags, Ramp, flag, with_flags
@@ -112,10 +107,7 @@ class ServeFlags:
 def serve(
     *,
     query: ServeFlags,
-    tls: TLS = False,
-    tls_ca: TLS_CA = None,
-    tls_cert: TLS_CERT = None,
-    tls_key: TLS_KEY = None,
+    tls: TlsFlags,
     as_json: JSON = False,
     load: LoadFlags,
 ) -> None:
@@ -147,7 +139,7 @@ def serve(
     is_plain = load.dataset is DatasetKind.RANDOM and all(each.isdecimal() for each in lengths)
     prompt_len, output_len = (int(each if is_plain else DEFAULT_LEN) for each in lengths)
     limits = parse_limits(query.goodput, "--goodput") if query.goodput else None
-    connected = connection(tls, tls_ca, tls_cert, tls_key)
+    connected = tls.connection()
 
     def calls() -> "Backend":
         if query.backend is Protocol.GRPC:
@@ -164,7 +156,7 @@ def serve(
             takes_text=query.text,
             extra_body=_object(query.extra_body),
             api_key=api_key(),
-            tls=tls_context(tls_ca, tls_cert, tls_key),
+            tls=tls.context(),
         )
 
     reports: list[Report] = []

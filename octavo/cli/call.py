@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from configs.sampling import PARAMETERS
-from octavo.cli.flags import TLS, TLS_CA, TLS_CERT, TLS_KEY, Connection, connection, reaching, separate
+from octavo.cli.flags import Connection, TlsFlags, reaching, separate
+from octavo.lab.flags import with_flags
 
 if TYPE_CHECKING:
     from octavo.client.constraints import Constraint
@@ -66,7 +67,7 @@ IGNORE_EOS = Annotated[
 
 def register(app: typer.Typer, group: str) -> None:
     for command in (chat, complete):
-        app.command(rich_help_panel=group)(_with_numbers(command))
+        app.command(rich_help_panel=group)(with_flags(_with_numbers(command)))
 
 
 def _with_numbers(command: Callable[..., None]) -> Callable[..., None]:
@@ -91,11 +92,11 @@ def _with_numbers(command: Callable[..., None]) -> Callable[..., None]:
     )
 
     @functools.wraps(command)
-    def with_flags(**given: Any) -> None:
+    def with_numbers(**given: Any) -> None:
         command(**given)
 
-    with_flags.__signature__ = signature.replace(parameters=[*own[:place], *flags, *own[place:]])  # type: ignore[attr-defined]
-    return with_flags
+    with_numbers.__signature__ = signature.replace(parameters=[*own[:place], *flags, *own[place:]])  # type: ignore[attr-defined]
+    return with_numbers
 
 
 def _sampling_params(
@@ -147,10 +148,8 @@ def chat(
     json_schema: JSON_SCHEMA = None,
     regex: REGEX = None,
     choice: CHOICE = None,
-    tls: TLS = False,
-    tls_ca: TLS_CA = None,
-    tls_cert: TLS_CERT = None,
-    tls_key: TLS_KEY = None,
+    *,
+    tls: TlsFlags,
     **numbers: float | None,
 ) -> None:
     """Send one chat message to a running cluster and stream the answer.
@@ -160,7 +159,7 @@ def chat(
     """
     constraint = _constraint(json_schema, regex, choice)
     sampling = _sampling_params(numbers, seed, max_tokens, stop, ignore_eos, constraint)
-    to = connection(tls, tls_ca, tls_cert, tls_key)
+    to = tls.connection()
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     content: str | list[Any] = message
     if image:
@@ -184,10 +183,8 @@ def complete(
     json_schema: JSON_SCHEMA = None,
     regex: REGEX = None,
     choice: CHOICE = None,
-    tls: TLS = False,
-    tls_ca: TLS_CA = None,
-    tls_cert: TLS_CERT = None,
-    tls_key: TLS_KEY = None,
+    *,
+    tls: TlsFlags,
     **numbers: float | None,
 ) -> None:
     """Let a running cluster continue a text and stream what it adds.
@@ -198,7 +195,7 @@ def complete(
     """
     constraint = _constraint(json_schema, regex, choice)
     sampling = _sampling_params(numbers, seed, max_tokens, stop, ignore_eos, constraint)
-    to = connection(tls, tls_ca, tls_cert, tls_key)
+    to = tls.connection()
     _stream(target, prompt, sampling, model, timeout, to, verbose=verbose)
 
 

@@ -7,6 +7,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, get_args, get_origin
 
@@ -18,6 +19,7 @@ from configs.load import ConfigError
 from configs.options import Options
 from configs.vllm_names import NAMES, SHORT_FLAGS, SWITCHES
 from octavo.client.errors import Unavailable
+from octavo.lab.flags import flag
 from octavo.lab.settings import GivenOptions
 
 if TYPE_CHECKING:
@@ -176,20 +178,9 @@ def parse_rates(text: str) -> list[float]:
 
 
 TARGET = Annotated[str, typer.Option(metavar="HOST:PORT", help="A router, or one scheduler.")]
-_PANEL = "Connection"
-TLS = Annotated[bool, typer.Option("--tls", help="Use TLS and trust the CAs that gRPC trusts.", rich_help_panel=_PANEL)]
-TLS_CA = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Use TLS and trust these CAs (PEM).", rich_help_panel=_PANEL)
-]
-TLS_CERT = Annotated[
-    str | None,
-    typer.Option(metavar="FILE", help="Your certificate, if the server asks for one (PEM).", rich_help_panel=_PANEL),
-]
-TLS_KEY = Annotated[
-    str | None, typer.Option(metavar="FILE", help="The private key of your certificate (PEM).", rich_help_panel=_PANEL)
-]
 # Only from the environment: every user of a machine can see the flags of its processes.
 API_KEY = "OCTAVO_API_KEY"
+_CONNECTION = "Connection"
 
 
 class Connection(TypedDict):
@@ -199,38 +190,52 @@ class Connection(TypedDict):
     credentials: "grpc.ChannelCredentials | None"
 
 
-def connection(tls: bool, ca_file: str | None, cert_file: str | None, key_file: str | None) -> Connection:
-    """Reads the connection's arguments from flags and the environment. Raises typer.BadParameter."""
-    credentials = None
-    if tls or ca_file or cert_file or key_file:
-        from octavo.client.connection import tls_credentials  # imports gRPC, which `--help` does not need
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsFlags:
+    """The flags of a connection, as given."""
 
+    tls: bool = flag(False, _CONNECTION, "Use TLS and trust the CAs that gRPC trusts.", "--tls")
+    tls_ca: str | None = flag(None, _CONNECTION, "Use TLS and trust these CAs (PEM).", metavar="FILE")
+    tls_cert: str | None = flag(
+        None, _CONNECTION, "Your certificate, if the server asks for one (PEM).", metavar="FILE"
+    )
+    tls_key: str | None = flag(None, _CONNECTION, "The private key of your certificate (PEM).", metavar="FILE")
+
+    def connection(self) -> Connection:
+        """Reads the connection's arguments from flags and the environment. Raises typer.BadParameter."""
+        credentials = None
+        if self.tls or self.tls_ca or self.tls_cert or self.tls_key:
+            from octavo.client.connection import tls_credentials  # imports gRPC, which `--help` does not need
+
+            with self._named():
+                credentials = tls_credentials(self.tls_ca, self.tls_cert, self.tls_key)
+        return Connection(api_key=api_key(), credentials=credentials)
+
+    def context(self) -> "ssl.SSLContext | None":
+        """Returns what HTTPS needs beyond the usual CAs; None: nothing. Raises typer.BadParameter."""
+        if not (self.tls_ca or self.tls_cert or self.tls_key):
+            return None
+        import ssl
+
+        with self._named():
+            context = ssl.create_default_context(cafile=self.tls_ca)
+            if self.tls_cert or self.tls_key:
+                if not (self.tls_cert and self.tls_key):
+                    raise ValueError("only one of the certificate and its key is given: give both, or neither")
+                context.load_cert_chain(self.tls_cert, self.tls_key)
+        return context
+
+    @staticmethod
+    @contextlib.contextmanager
+    def _named() -> Iterator[None]:
         try:
-            credentials = tls_credentials(ca_file, cert_file, key_file)
+            yield
         except (OSError, ValueError) as error:
             raise typer.BadParameter(f"--tls-ca, --tls-cert, --tls-key: {error}") from None
-    return Connection(api_key=api_key(), credentials=credentials)
 
 
 def api_key() -> str:
     return os.environ.get(API_KEY, "")
-
-
-def tls_context(ca_file: str | None, cert_file: str | None, key_file: str | None) -> "ssl.SSLContext | None":
-    """Returns what HTTPS needs beyond the usual CAs; None: nothing. Raises typer.BadParameter."""
-    if not (ca_file or cert_file or key_file):
-        return None
-    import ssl
-
-    try:
-        context = ssl.create_default_context(cafile=ca_file)
-        if cert_file or key_file:
-            if not (cert_file and key_file):
-                raise ValueError("only one of the certificate and its key is given: give both, or neither")
-            context.load_cert_chain(cert_file, key_file)
-    except (OSError, ValueError) as error:
-        raise typer.BadParameter(f"--tls-ca, --tls-cert, --tls-key: {error}") from None
-    return context
 
 
 def separate(targets: Iterable[str]) -> list[str]:
