@@ -79,7 +79,7 @@ class ServeFlags:
         metavar="DIR|MODEL",
     )
     text: bool = flag(
-        False, _REQUESTS, "Over HTTP, prompts of random words, not token ids; chats always have such.", "--text"
+        False, _REQUESTS, "Over HTTP: send prompts of random words instead of token ids; chats always do.", "--text"
     )
     vocab_size: int = flag(0, _REQUESTS, "Token ids are below this. 0: what the server tells, or 10,000.", min=0)
     request_rate: str = flag(
@@ -93,7 +93,7 @@ class ServeFlags:
         None, _TIMES, "The rate goes from --request-rate to --ramp-to, by equal steps or factors."
     )
     ramp_to: float = flag(0.0, _TIMES, "With --ramp-up: the rate at the end.", metavar="R")
-    speed: float = flag(1.0, _TIMES, "How many times as fast as the dataset's times, with rate inf.")
+    speed: float = flag(1.0, _TIMES, "Speeds up the dataset's arrival times by this factor, with rate inf.")
     concurrency: int = flag(0, _TIMES, "Most requests in flight at once. 0: no limit.", min=0)
     goodput: list[str] | None = flag(
         None,

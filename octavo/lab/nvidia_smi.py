@@ -7,7 +7,7 @@ _TIMEOUT_S = 20.0
 
 
 class NvidiaSmiError(Exception):
-    """nvidia-smi gives no answer; the message is what it said."""
+    """nvidia-smi gives no answer; the message is its own."""
 
 
 def nvidia_smi(*arguments: str) -> str | None:
@@ -19,6 +19,6 @@ def nvidia_smi(*arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NvidiaSmiError(str(error)) from None
     if result.returncode:
-        said = result.stdout.strip() or result.stderr.strip()
-        raise NvidiaSmiError(said.splitlines()[0] if said else f"exit code {result.returncode}")
+        output = result.stdout.strip() or result.stderr.strip() or f"exit code {result.returncode}"
+        raise NvidiaSmiError(output.splitlines()[0])
     return result.stdout

@@ -41,13 +41,13 @@ class TuneFlags:
     tensor_parallel_size: str = _axis("Ranks that share each layer.")
     pipeline_parallel_size: str = _axis("Stages.")
     data_parallel_size: str = _axis("Replicas.")
-    quantization: str = _axis(f"How weights are held: {','.join(offered(on_gpu=False))}.")
+    quantization: str = _axis(f"Quantization of the weights: {','.join(offered(on_gpu=False))}.")
     num_requests: int = flag(100, _REQUESTS, "Requests of a whole measurement.", min=2)
     min_prefix_hit_rate: float = flag(
         0.0,
         _REQUESTS,
         "Prompts share a beginning, so that the prefix cache should have this share of their tokens; settings that "
-        "stay below are out.",
+        "stay below it are rejected.",
         min=0,
         max=0.99,
     )

@@ -208,14 +208,14 @@ def _report(
     command: str,
 ) -> Report:
     options: dict[str, Any] = {}
-    told = "no setting keeps the bounds"
+    profiled = "no setting keeps the bounds"
     base = given.options()
     if found.best is not None:
         set_by_user = {name: value for name, value in base.as_file().items() if name in base.model_fields_set}
         options = {**set_by_user, **found.best.setting.options, **found.memory}
         if dict(found.best.setting.values).get("speculative_config") == OFF:
             options.pop("speculative_config", None)
-        told = _profile(query, found.best.measured, options, watcher, workload)
+        profiled = _profile(query, found.best.measured, options, watcher, workload)
     requests = workload.requests(math.inf)
     prompt_len, output_len = (
         sum(getattr(each, name) for each in requests) / len(requests) for name in ("prompt_len", "output_len")
@@ -227,7 +227,7 @@ def _report(
         f"{prompt_len:.0f} in, {output_len:.0f} out",
         options=options,
         seconds=sum(result.get("seconds", 0.0) for result in journal.results.values()),
-        profile=told,
+        profile=profiled,
         command=command,
     )
 
