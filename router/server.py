@@ -37,9 +37,7 @@ from router.intake.media.items import Items
 from router.intake.media.store import ItemStore
 from router.intake.new_streams import NewStreams
 from router.intake.served import RouterText, ServedModel
-from router.replicas.dispatcher import Dispatcher
 from router.replicas.health.pace import PaceSettings
-from router.replicas.migrations import Migrations
 from router.replicas.peers import Peers
 from router.replicas.policies import POLICIES
 from router.replicas.replica import ReplicaOptions
@@ -49,6 +47,8 @@ from router.request.outputs import Outputs
 from router.security.authentication import KeyInterceptor
 from router.security.keys import Keys
 from router.security.shared_limits import SharedLimits
+from router.streams.migrations import Migrations
+from router.streams.placement import Dispatcher
 from router.streams.registry import StreamRegistry
 from router.streams.whole_answers import WholeAnswers
 from router.telemetry.call_context import TraceInterceptor

@@ -111,15 +111,18 @@ class SchedulerServer:
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 
-    # --- Front: called on the step loop's thread
+    # --- Called on the step loop's thread; must not block
 
     def deliver(self, batch: list[tuple[int, list[Parcel]]]) -> None:
+        """Delivers messages to routers, by Session."""
         self._loop.call_soon_threadsafe(self._deliver, batch)
 
     def workers_changed(self, model: inference_pb2.ModelInfo | None) -> None:
+        """Takes the served model when the workers are ready; None when they are lost."""
         self._loop.call_soon_threadsafe(self._note_workers, model)
 
     def ended(self, cause: str | None) -> None:
+        """Takes that the step loop has ended. cause: why it failed; None if it was asked to end."""
         self._loop.call_soon_threadsafe(self._over.set_result, cause)
 
     # --- On the event loop

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ _SESSION = 1
 _HOP_S = 0.0005
 # A dummy owner of groups. It is never called: each group is left as soon as it is submitted, and outputs are read from
 # the messages themselves.
-_NOBODY: Any = object()
+_NOBODY: Any = SimpleNamespace(stream=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +211,7 @@ class _Replica:
             tenant=request.tenant,
             weight=request.weight,
         )
-        group = self.session.submit(submit, request.token_ids, sink=_NOBODY, owner=_NOBODY)
+        group = self.session.submit(submit, request.token_ids, owner=_NOBODY)
         self.session.leave(group)
         self.submitted[group] = request
         while not self.session.outgoing.empty():

@@ -1,12 +1,11 @@
 """The Admin service of a router."""
 
-from typing import Protocol
-
 import grpc.aio
 
 from protos import admin_pb2 as pb
 from protos.admin_pb2_grpc import AdminServicer
 from router.api.grpc_errors import guarded
+from router.api.observer import Observer
 from router.api.operator import Operator
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Admin"].full_name
@@ -14,16 +13,10 @@ SERVICE = pb.DESCRIPTOR.services_by_name["Admin"].full_name
 Context = grpc.aio.ServicerContext
 
 
-class Observes(Protocol):
-    """The part of the observer that is asked here."""
-
-    async def observe(self) -> pb.ObserveResponse: ...
-
-
 class AdminService(AdminServicer):
     """Replicas that can't be reached are named in the answer; if none answers, the call fails with UNAVAILABLE."""
 
-    def __init__(self, operator: Operator, observer: Observes) -> None:
+    def __init__(self, operator: Operator, observer: Observer) -> None:
         self._operator, self._observer = operator, observer
 
     @guarded

@@ -1,7 +1,7 @@
 """Operators' requests to a router, over gRPC or from the console: it asks all replicas and combines their answers."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -9,33 +9,10 @@ import grpc.aio
 from protos import admin_pb2 as pb
 from protos.admin_pb2_grpc import AdminStub
 from router.errors import Forbidden, InvalidRequest, NoReplica, UnknownRequest
-from router.replicas.broadcast import ANSWER_TIMEOUT_S, BroadcastTarget, broadcast
-from router.replicas.migrations import Migration
-from router.replicas.replica import Hold
-from router.replicas.session import Session
+from router.intake.live import LiveRequests
+from router.replicas.broadcast import ANSWER_TIMEOUT_S, broadcast
+from router.replicas.replica import Hold, Replica
 from router.security.identity import caller
-
-
-class Live(Protocol):
-    """Requests that are live at any router. request_id: as the caller names it."""
-
-    async def migrate(self, request_id: str, address: str) -> Migration:
-        """Moves a live stream. address: the target. Raises RequestError."""
-        ...
-
-    async def waiting(self, request_id: str) -> pb.RequestTimeline | None:
-        """Returns a timeline of a live request that no replica has; None: there is no such request."""
-        ...
-
-
-class OperatedReplica(BroadcastTarget, Protocol):
-    """A replica that can be held back."""
-
-    hold: Hold
-    session: Session | None
-
-    def set_hold(self, hold: Hold) -> None: ...
-
 
 _HOLDS = {
     pb.HOLD_STATE_NONE: Hold.NONE,
@@ -51,7 +28,7 @@ class Operator:
     Every method acts for the caller (security.identity) and raises RequestError.
     """
 
-    def __init__(self, replicas: Sequence[OperatedReplica], live: Live) -> None:
+    def __init__(self, replicas: Sequence[Replica], live: LiveRequests) -> None:
         self._replicas, self._live = replicas, live
 
     async def explain(self, request_id: str) -> pb.ExplainResponse:
@@ -106,10 +83,7 @@ class Operator:
             raise Forbidden("this API key may not move requests between replicas: use one with `admin: true`")
         if not request_id:
             raise InvalidRequest("request_id is empty: give that of a live request")
-        done = await self._live.migrate(request_id, replica)
-        return pb.MigrateResponse(
-            moved_from=done.moved_from, moved_to=done.moved_to, num_output_tokens=done.num_output_tokens
-        )
+        return await self._live.migrate(request_id, replica)
 
     def hold(self, address: str, state: pb.HoldState) -> pb.HoldResponse:
         if not caller().is_admin:

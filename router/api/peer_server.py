@@ -56,10 +56,7 @@ class PeersService(PeersServicer):
     async def Migrate(
         self, request: admin_pb2.MigrateRequest, context: grpc.aio.ServicerContext
     ) -> admin_pb2.MigrateResponse:
-        done = self._live.migrate_here(request.request_id, request.replica)
-        return admin_pb2.MigrateResponse(
-            moved_from=done.moved_from, moved_to=done.moved_to, num_output_tokens=done.num_output_tokens
-        )
+        return self._live.migrate_here(request.request_id, request.replica)
 
     async def Attach(self, request: pb.AttachRequest, context: grpc.aio.ServicerContext) -> None:
         async with grpc_errors(context), self._attachments.attach_here(request.request_id, request) as reader:

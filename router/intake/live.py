@@ -3,19 +3,21 @@
 import time
 from collections.abc import Sequence
 
-from protos.admin_pb2 import RequestTimeline, TimelineEntry
+from protos.admin_pb2 import MigrateResponse, RequestTimeline, TimelineEntry
 from protos.inference_pb2 import CancelResponse
 from router.errors import NoReplica, UnknownRequest
-from router.replicas.broadcast import BroadcastTarget, broadcast_cancel, newest
-from router.replicas.migrations import Migration, Migrations
+from router.replicas.broadcast import broadcast_cancel, newest
 from router.replicas.peers import Peers
+from router.replicas.replica import Replica
 from router.security.identity import caller
+from router.streams.migrations import Migrations
 from router.streams.registry import StreamRegistry
+from router.streams.states import State
 
 
 class LiveRequests:
     def __init__(
-        self, registry: StreamRegistry, migrations: Migrations, replicas: Sequence[BroadcastTarget], peers: Peers
+        self, registry: StreamRegistry, migrations: Migrations, replicas: Sequence[Replica], peers: Peers
     ) -> None:
         self._registry, self._migrations, self._replicas, self._peers = registry, migrations, replicas, peers
 
@@ -41,7 +43,7 @@ class LiveRequests:
                 raise
             return found
 
-    async def migrate(self, request_id: str, address: str) -> Migration:
+    async def migrate(self, request_id: str, address: str) -> MigrateResponse:
         """Moves a live stream of the caller, or one that an admin names as TENANT/ID. address: the target, as in
         scheduler_addresses; empty: the policy chooses.
 
@@ -79,7 +81,7 @@ class LiveRequests:
     def cancel_here(self, scoped_id: str) -> CancelResponse:
         return self._registry.cancel(scoped_id)
 
-    def migrate_here(self, scoped_id: str, address: str) -> Migration:
+    def migrate_here(self, scoped_id: str, address: str) -> MigrateResponse:
         """Raises UnknownRequest, InvalidRequest, NotMigrated."""
         stream = self._registry.find(scoped_id)
         if stream is None:
@@ -88,7 +90,7 @@ class LiveRequests:
 
     def waiting_here(self, scoped_id: str) -> RequestTimeline | None:
         stream = self._registry.find(scoped_id)
-        if stream is None or stream.placement.is_placed:
+        if stream is None or stream.placement.state not in (State.WAITING, State.PARKED):
             return None
         request = stream.request
         queued = TimelineEntry(

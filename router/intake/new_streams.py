@@ -4,12 +4,12 @@ import asyncio
 
 from protos import inference_pb2 as pb
 from router.accepted import Request
-from router.replicas.dispatcher import Dispatcher
 from router.request.outputs import Outputs
 from router.search.stream import SearchSlices, SearchStream
 from router.security.identity import RateLimits
 from router.streams.choices import Choice, new_choices, refold
 from router.streams.outbox import Outbox, WriteQueue
+from router.streams.placement import Dispatcher
 from router.streams.registry import StreamRegistry
 from router.streams.stream import Stream
 from router.telemetry.metrics import RouterMetrics

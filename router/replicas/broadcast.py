@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc.aio
 
@@ -10,32 +10,25 @@ from protos.inference_pb2 import CancelRequest, CancelResponse
 from protos.scheduler_pb2_grpc import SchedulerStub
 from router.errors import NoReplica
 
+if TYPE_CHECKING:
+    # A module above asks through this one.
+    from router.replicas.replica import Replica
+
 # A scheduler answers between two steps; one that takes longer counts as unreachable.
 ANSWER_TIMEOUT_S = 5.0
 
 Answer = TypeVar("Answer")
 
 
-class BroadcastTarget(Protocol):
-    """A replica that can be asked."""
-
-    address: str
-
-    @property
-    def channel(self) -> grpc.aio.Channel | None:
-        """None until a connection has been tried."""
-        ...
-
-
 async def broadcast(
-    replicas: Sequence[BroadcastTarget], ask: Callable[[grpc.aio.Channel], Awaitable[Answer]]
+    replicas: Sequence["Replica"], ask: Callable[[grpc.aio.Channel], Awaitable[Answer]]
 ) -> tuple[list[Answer], list[str]]:
     """Returns the answers, and the address and the cause for each replica without one.
 
     Raises NoReplica if there is no answer at all.
     """
 
-    async def ask_one(replica: BroadcastTarget) -> Answer | str:
+    async def ask_one(replica: "Replica") -> Answer | str:
         if replica.channel is None:
             return f"{replica.address}: not connected yet"
         try:
@@ -51,7 +44,7 @@ async def broadcast(
     return answers, unreachable
 
 
-async def broadcast_cancel(replicas: Sequence[BroadcastTarget], scoped_id: str) -> CancelResponse:
+async def broadcast_cancel(replicas: Sequence["Replica"], scoped_id: str) -> CancelResponse:
     """Ends all attempts of a request (Request.scoped_id) that replicas have, and returns the newest. A replica tells
     the router that holds the stream, which ends it. Raises NoReplica if none answers."""
 

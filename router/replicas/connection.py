@@ -4,14 +4,17 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 
-from router.replicas.session import Session
 from runtime.security.tls import open_channel
 from runtime.wire import SESSION_MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    # A replica has a connection, which serves it.
+    from router.replicas.replica import Replica
 
 log = logging.getLogger("octavo.router.replicas")
 
@@ -78,21 +81,6 @@ _CERTIFICATE_CHECK_S = 1.0
 ENDED_HERE = "the Session ended"
 
 
-class SessionHolder(Protocol):
-    """The replica that a Connection serves."""
-
-    session: Session | None
-
-    def note_address(self, address: str) -> None:
-        """Takes the scheduler's new address; not called for a fixed address."""
-        ...
-
-    async def hold_sessions(self, channel: grpc.aio.Channel) -> None:
-        """Opens Sessions, one after the other, until the task is cancelled, or nothing comes over this channel: its
-        connection may be half-open."""
-        ...
-
-
 class Connection:
     """Keeps a channel to a scheduler; opens a new one when it moves or our certificate is renewed."""
 
@@ -109,14 +97,14 @@ class Connection:
     def has_fixed_address(self) -> bool:
         return self._resolver.is_fixed
 
-    async def run(self, holder: SessionHolder) -> None:
+    async def run(self, replica: "Replica") -> None:
         """Keeps connecting to the scheduler's current address until the task is cancelled."""
         address = ""
         while True:
             address = await self._resolver.other_than(address)
             if not self._resolver.is_fixed:
-                holder.note_address(address)
-            connected = asyncio.create_task(self._stay_connected(address, holder))
+                replica.note_address(address)
+            connected = asyncio.create_task(self._stay_connected(address, replica))
             moved = asyncio.create_task(self._resolver.other_than(address))
             try:
                 await asyncio.wait({connected, moved}, return_when=asyncio.FIRST_COMPLETED)
@@ -129,16 +117,16 @@ class Connection:
                 await asyncio.wait({connected, moved})
                 self.ended_here = ENDED_HERE
 
-    async def _stay_connected(self, address: str, holder: SessionHolder) -> None:
+    async def _stay_connected(self, address: str, replica: "Replica") -> None:
         """Keeps a channel until the task is cancelled, another one after a silence. Uses a renewed certificate of ours
         once there is no Session."""
         while True:
             credentials = self._current_credentials()
             async with open_channel(address, credentials, CHANNEL_OPTIONS) as channel:
                 self.channel = channel
-                holding = asyncio.create_task(holder.hold_sessions(channel))
+                holding = asyncio.create_task(replica.hold_sessions(channel))
                 try:
-                    while holder.session is not None or self._current_credentials() is credentials:
+                    while replica.session is not None or self._current_credentials() is credentials:
                         done, _ = await asyncio.wait(
                             {holding}, timeout=None if credentials is None else _CERTIFICATE_CHECK_S
                         )

@@ -7,7 +7,7 @@ replica for its streams is found, too, as long as it has a Session with any sche
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
@@ -18,8 +18,8 @@ from protos.peers_pb2_grpc import PeersStub
 from protos.scheduler_pb2 import RoutersRequest, RoutersResponse
 from protos.scheduler_pb2_grpc import SchedulerStub
 from router.errors import InvalidRequest, NoReplica, NotKept, NotMigrated, RequestError, UnknownRequest
-from router.replicas.broadcast import ANSWER_TIMEOUT_S, BroadcastTarget, broadcast, newest
-from router.replicas.migrations import Migration
+from router.replicas.broadcast import ANSWER_TIMEOUT_S, broadcast, newest
+from router.replicas.replica import Replica
 from runtime.security.tls import open_channel
 
 Answer = TypeVar("Answer")
@@ -41,19 +41,10 @@ _OF_REQUEST: dict[grpc.StatusCode, type[RequestError]] = {
 }
 
 
-class SharedReplica(BroadcastTarget, Protocol):
-    """A replica that other routers may use, too."""
-
-    @property
-    def num_routers(self) -> int:
-        """Sessions of routers with it, this one's included, as it said last; 0: not known."""
-        ...
-
-
 class Peers:
     def __init__(
         self,
-        replicas: Sequence[SharedReplica],
+        replicas: Sequence[Replica],
         own_address: Callable[[], str] = str,
         credentials: Callable[[], grpc.ChannelCredentials] | None = None,
     ) -> None:
@@ -112,21 +103,20 @@ class Peers:
 
         return bool((await self._ask_all(ask))[0])
 
-    async def migrate(self, scoped_id: str, address: str, *, newer_than: int | None = None) -> Migration | None:
+    async def migrate(
+        self, scoped_id: str, address: str, *, newer_than: int | None = None
+    ) -> admin_pb2.MigrateResponse | None:
         """Moves the newest live attempt of a request where it is; None if no other process has one. address: the
         target, as in scheduler_addresses. newer_than: as in find_live. Raises InvalidRequest, NotMigrated."""
         asked = admin_pb2.MigrateRequest(request_id=scoped_id, replica=address)
 
-        async def ask(peer: str) -> Migration | RequestError:
+        async def ask(peer: str) -> admin_pb2.MigrateResponse | RequestError:
             try:
-                done = await self._stub(peer).Migrate(asked, timeout=ANSWER_TIMEOUT_S)
+                return await self._stub(peer).Migrate(asked, timeout=ANSWER_TIMEOUT_S)
             except grpc.aio.AioRpcError as error:
                 if (kind := _OF_REQUEST.get(error.code())) is None:
                     raise
                 return kind(error.details() or "")
-            return Migration(
-                moved_from=done.moved_from, moved_to=done.moved_to, num_output_tokens=done.num_output_tokens
-            )
 
         refusal: RequestError | None = None
         refused = -1

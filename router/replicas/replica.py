@@ -212,12 +212,13 @@ class Replica:
         await self._connection.run(self)
 
     def note_address(self, address: str) -> None:
-        """Takes the scheduler's new address."""
+        """Takes the scheduler's new address; not called for a fixed one."""
         log.info("%s: it is at %s", self.address, address)
         self._cause = "not connected yet"
 
     async def hold_sessions(self, channel: grpc.aio.Channel) -> None:
-        """Opens Sessions, one after the other, until the scheduler is silent or the task is cancelled."""
+        """Opens Sessions, one after the other, until the task is cancelled or nothing comes over this channel: its
+        connection may be half-open."""
         retry = _FIRST_RETRY_S
         while True:
             began = time.monotonic()

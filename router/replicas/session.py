@@ -7,16 +7,15 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from protos.inference_pb2 import PromptLogprobs, SamplingParams, TokenLogprobs
+from protos.inference_pb2 import SamplingParams, TokenLogprobs
 from protos.scheduler_pb2 import (
     CancelReason,
     CancelSequences,
     ItemPart,
     Load,
     PromptPart,
-    Rejected,
     RouterMessage,
     SchedulerMessage,
     SequenceFinish,
@@ -28,6 +27,11 @@ from router.errors import Exhausted
 from router.replicas.slices import finish_in_slices, run_in_slices
 from runtime.media.packed import PackedItem
 from runtime.wire import SESSION_MESSAGE_BYTES, SESSION_PART_TOKENS
+
+if TYPE_CHECKING:
+    # Streams are above Sessions, which call them.
+    from router.streams.placement import Placement
+    from router.streams.stream import Stream
 
 # Bytes of an item in one message, with room for its other fields.
 _ITEM_PART_BYTES = SESSION_MESSAGE_BYTES - 4096
@@ -43,47 +47,20 @@ class SessionError(ValueError):
     """A scheduler's message breaks an invariant of scheduler.proto: its Session ends. The message names the field."""
 
 
-class TokenSink(Protocol):
-    """Takes what is computed for a group. Called on the event loop; must not block and must not raise."""
-
-    def on_tokens(
-        self,
-        choice: int,
-        first_token: int,
-        token_ids: Sequence[int],
-        logprobs: Sequence[TokenLogprobs],
-        ended: SequenceFinish | None,
-    ) -> None: ...
-
-    def on_prompt_logprobs(self, frame: PromptLogprobs) -> None: ...
-
-
-class GroupOwner(Protocol):
-    """Is told when its group is refused or lost. Called on the event loop; must not block or raise."""
-
-    def on_rejected(self, rejected: Rejected) -> None: ...
-
-    def on_lost(self, cause: str) -> None:
-        """The Session has ended; the group is cancelled with it."""
-        ...
-
-
 class _Group:
-    """A group, kept even without owner until every choice has ended: its logprobs still take room in the columns."""
+    """A group, kept even without owner until every choice has ended: its logprobs still take room in the columns.
+
+    Its owner and sink are called on the event loop, and neither block nor raise.
+    """
 
     __slots__ = ("has_logprobs", "items", "live_choices", "on_finish", "owner", "sink")
 
     def __init__(
-        self,
-        sink: TokenSink,
-        owner: GroupOwner,
-        live_choices: set[int],
-        has_logprobs: bool,
-        items: Sequence[PackedItem],
+        self, owner: "Placement", live_choices: set[int], has_logprobs: bool, items: Sequence[PackedItem]
     ) -> None:
         # Both None once the owner has left.
-        self.sink: TokenSink | None = sink
-        self.owner: GroupOwner | None = owner
+        self.sink: Stream | None = owner.stream
+        self.owner: Placement | None = owner
         # Takes the ends of choices after the owner has left.
         self.on_finish: Callable[[SequenceFinish], None] | None = None
         self.live_choices = live_choices
@@ -166,7 +143,7 @@ class Session:
         return self.load.HasField("refused_priority") and priority >= self.load.refused_priority
 
     @property
-    def owners(self) -> list[GroupOwner]:
+    def owners(self) -> list["Placement"]:
         """Owners of the groups on this Session."""
         return [group.owner for group in self._groups.values() if group.owner is not None]
 
@@ -175,13 +152,13 @@ class Session:
         submit: Submit,
         prompt_token_ids: Sequence[int],
         *,
-        sink: TokenSink,
-        owner: GroupOwner,
+        owner: "Placement",
         items: Sequence[PackedItem] = (),
     ) -> int:
         """Sends a group. submit: without group and prompt, which are filled in here. Returns the group's number.
 
-        items: those of submit.items; what the scheduler has not got is sent before the group.
+        owner: its stream gets what is computed. items: those of submit.items; what the scheduler has not got is sent
+        before the group.
 
         Raises Exhausted if the output tokens of a resume alone are more than one message holds.
         """
@@ -197,7 +174,7 @@ class Session:
             )
         self._last_group = submit.group
         live = {start.choice for start in submit.choices}
-        self._groups[submit.group] = _Group(sink, owner, live, submit.sampling.HasField("logprobs"), items)
+        self._groups[submit.group] = _Group(owner, live, submit.sampling.HasField("logprobs"), items)
         for item in items:
             if item.name in self._sent_items:
                 self._sent_items.move_to_end(item.name)

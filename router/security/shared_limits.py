@@ -8,13 +8,17 @@ one interval.
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
 from protos.scheduler_pb2 import CountRequest, CountResponse
 from protos.scheduler_pb2_grpc import SchedulerStub
-from router.security.identity import Identity
+from router.security.keys import Keys
+
+if TYPE_CHECKING:
+    # A replica's scheduler counts for the keys, which are below replicas.
+    from router.replicas.replica import Replica
 
 log = logging.getLogger("octavo.router.security")
 
@@ -22,32 +26,10 @@ INTERVAL_S = 0.1
 _ANSWER_S = 1.0
 
 
-class Counter(Protocol):
-    """A replica that can count."""
-
-    address: str
-
-    @property
-    def channel(self) -> grpc.aio.Channel | None: ...
-
-    @property
-    def session(self) -> object | None:
-        """None while it can't be reached."""
-        ...
-
-
-class Limited(Protocol):
-    """The keys of a router."""
-
-    def limited(self) -> list[Identity]:
-        """Those with limits."""
-        ...
-
-
 class SharedLimits:
     """All routers ask the first replica in their common order, so that one counts; if it is away, the next one."""
 
-    def __init__(self, keys: Limited, replicas: Sequence[Counter]) -> None:
+    def __init__(self, keys: Keys, replicas: Sequence["Replica"]) -> None:
         self._keys, self._replicas = keys, replicas
         self._is_counted = True
 

@@ -20,7 +20,7 @@ from protos.scheduler_pb2 import SequenceFinish
 from router.errors import Internal, InvalidRequest
 from router.parsing.parser import OutputParser
 from router.text.stop_strings import StopMatcher, StopStrings
-from router.text.tokenizer import IncrementalDetokenizer, TokenTable
+from router.text.tokenizer import IncrementalDetokenizer, Tokenizer
 
 # Tokens of a resume that are folded before other work of the event loop has its turn. With 16 stop strings and the
 # longest tokens (128 characters) they take 3 ms.
@@ -127,7 +127,7 @@ class Choice:
         index: int,
         sampling: SamplingParams,
         eos_token_ids: Sequence[int],
-        table: TokenTable,
+        table: Tokenizer,
         stop_strings: StopStrings,
         parser: OutputParser | None = None,
     ) -> None:
@@ -304,7 +304,7 @@ class Choice:
 
 
 def new_choices(
-    sampling: SamplingParams, eos_token_ids: Sequence[int], table: TokenTable, parsers: Sequence[OutputParser] = ()
+    sampling: SamplingParams, eos_token_ids: Sequence[int], table: Tokenizer, parsers: Sequence[OutputParser] = ()
 ) -> list[Choice]:
     """The choices of a request, by index. sampling: resolved. parsers: one for each choice, or none."""
     stop_strings = StopStrings(sampling.stop)

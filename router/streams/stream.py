@@ -17,11 +17,12 @@ from router.errors import (
     SlowReader,
     Superseded,
 )
-from router.replicas.dispatcher import Dispatcher
 from router.replicas.session import for_scheduler
 from router.security.identity import RateLimits
 from router.streams.choices import Choice, Delta
 from router.streams.outbox import TAKEN_BYTES, Outbox, OutboxFullError
+from router.streams.placement import Dispatcher
+from router.streams.states import State
 from router.telemetry.metrics import RouterMetrics
 
 log = logging.getLogger("octavo.router.streams")
@@ -31,7 +32,7 @@ _USAGE_WAIT_S = 1.0
 
 
 class Stream:
-    """Folds tokens (session.TokenSink) and fills the outbox that the client's call empties."""
+    """Folds tokens and fills the outbox that the client's call empties. `placement` has its state."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Stream:
     @property
     def done(self) -> bool:
         """True once nothing more is computed for it, after success or failure."""
-        return self.outbox.closed
+        return self.placement.state is State.ENDED
 
     @property
     def complete(self) -> bool:
@@ -162,13 +163,16 @@ class Stream:
         )
         self.outbox.put(pb.GenerateResponse(finished=pb.Finished(usage=usage)), counted=False)
         self.outbox.close()
-        self.placement.leave(wire.CANCEL_REASON_STOP)
+        self.placement.end(wire.CANCEL_REASON_STOP)
 
     def fail(self, error: RequestError, reason: wire.CancelReason = wire.CANCEL_REASON_CLIENT) -> None:
-        """Ends the stream; what has been computed is still delivered, except to a slow reader."""
+        """Ends the stream, unless it has ended; what has been computed is still delivered, except to a slow reader.
+
+        reason: for the replica that has it, if one has.
+        """
         if not self.done:
             self.outbox.close(error, discard=isinstance(error, SlowReader))
-        self.placement.leave(reason)
+            self.placement.end(reason)
 
     def close(self) -> None:
         """Ends the stream: the client's call has ended, for whatever reason."""
@@ -180,7 +184,7 @@ class Stream:
         )
         self._metrics.request_latency.observe(time.monotonic() - self._arrival)
 
-    # --- from the replica (session.TokenSink)
+    # --- from the Session that has its group; these calls must not block and do not raise
 
     def on_tokens(
         self,
@@ -287,7 +291,7 @@ class Stream:
     def _finish_if_complete(self) -> None:
         if self.done or not self.complete:
             return
-        if (self._cached_tokens is None or self._cut) and self.placement.is_placed:
+        if (self._cached_tokens is None or self._cut) and self.placement.state is State.PLACED:
             asyncio.get_running_loop().call_later(_USAGE_WAIT_S, self.finish)
         else:
             self.finish()

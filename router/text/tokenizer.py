@@ -9,7 +9,6 @@ import json
 from collections.abc import Sequence
 from encodings.utf_8 import IncrementalDecoder as Utf8Decoder
 from pathlib import Path
-from typing import Protocol
 
 import tokenizers
 
@@ -32,21 +31,6 @@ from runtime.tokenizer.token_bytes import UnknownDecoderError, token_bytes_funct
 _MARK = "\u263a"
 
 
-class TokenTable(Protocol):
-    """The part of a tokenizer that a detokenizer needs."""
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for; none if the id names no token."""
-        ...
-
-    def token_text(self, token_id: int) -> str | None:
-        """The token's text; None if its bytes are not whole characters."""
-        ...
-
-    @property
-    def special_ids(self) -> frozenset[int]: ...
-
-
 class IncrementalDetokenizer:
     """The text of a growing sequence of tokens.
 
@@ -55,7 +39,7 @@ class IncrementalDetokenizer:
 
     __slots__ = ("_decoder", "_skipped", "_table")
 
-    def __init__(self, table: TokenTable, *, skip_special_tokens: bool) -> None:
+    def __init__(self, table: "Tokenizer", *, skip_special_tokens: bool) -> None:
         self._table = table
         self._skipped = table.special_ids if skip_special_tokens else frozenset[int]()
         self._decoder = Utf8Decoder("replace")
@@ -80,7 +64,7 @@ class IncrementalDetokenizer:
         return self._decoder.decode(b"", True)
 
 
-def detokenize(table: TokenTable, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+def detokenize(table: "Tokenizer", token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
     """The text of a whole sequence of tokens."""
     detokenizer = IncrementalDetokenizer(table, skip_special_tokens=skip_special_tokens)
     return "".join(map(detokenizer.push, token_ids)) + detokenizer.finish()

@@ -5,7 +5,6 @@ so that any worker continues where another one stopped.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -115,17 +114,3 @@ class ConstraintCompiler(ABC):
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
         """Frees what is held beside memory, such as a process. Called once, by the last user."""
-
-
-class Engine(ConstraintCompiler):
-    # Part of the replica's fingerprint: name and version of the library.
-    version: str
-
-    @abstractmethod
-    def matcher(
-        self, constraint: Constraint | None, output: Sequence[int] = (), *, thinking: ThinkingBudget | None = None
-    ) -> Matcher:
-        """Returns the matcher of a canonical constraint, a bound on the reasoning, or both, after some output.
-
-        Raises ConstraintError.
-        """

@@ -9,7 +9,14 @@ import numpy as np
 from protos.inference_pb2 import Constraint
 from runtime.grammar.compiling.compiler import Compiler
 from runtime.grammar.constraints import library_grammar
-from runtime.grammar.engine import COMPILE_MIB, COMPILE_SECONDS, ConstraintError, Engine, Matcher, ThinkingBudget
+from runtime.grammar.engine import (
+    COMPILE_MIB,
+    COMPILE_SECONDS,
+    ConstraintCompiler,
+    ConstraintError,
+    Matcher,
+    ThinkingBudget,
+)
 from runtime.grammar.llguidance_matcher import LlguidanceMatcher, new_matcher
 from runtime.grammar.reasoning.after import AfterMatcher, FreePart, Occurrence
 from runtime.grammar.reasoning.thinking import ThinkingMatcher
@@ -19,13 +26,14 @@ from runtime.grammar.vocabulary import Vocabulary
 _NUM_FRESH = 32
 
 
-class LlguidanceEngine(Engine):
+class LlguidanceEngine(ConstraintCompiler):
     """Safe to use from several threads. close() ends the process that checks constraints, if there is one."""
 
     def __init__(
         self, vocabulary: Vocabulary, *, compile_seconds: float = COMPILE_SECONDS, compile_mib: int = COMPILE_MIB
     ) -> None:
         """compile_seconds, compile_mib: what compiling a constraint may take; else canonical() refuses it."""
+        # Part of the replica's fingerprint: name and version of the library.
         self.version = f"llguidance {importlib.metadata.version('llguidance')}"
         self._vocabulary = vocabulary
         found = vocabulary
@@ -51,6 +59,10 @@ class LlguidanceEngine(Engine):
     def matcher(
         self, constraint: Constraint | None, output: Sequence[int] = (), *, thinking: ThinkingBudget | None = None
     ) -> Matcher:
+        """Returns the matcher of a canonical constraint, a bound on the reasoning, or both, after some output.
+
+        Raises ConstraintError.
+        """
         matcher = None if constraint is None else self._constrained(constraint)
         if thinking is not None:
             matcher = ThinkingMatcher(thinking, self._vocabulary.token_texts, matcher)

@@ -9,7 +9,7 @@ from typing import Self
 import llguidance
 import numpy as np
 
-from runtime.grammar.reasoning.after import BytesMatcher
+from runtime.grammar.engine import Matcher
 from runtime.grammar.vocabulary import Vocabulary
 
 
@@ -38,7 +38,7 @@ def new_matcher(grammar: str, vocabulary: Vocabulary) -> "LlguidanceMatcher":
     return matcher
 
 
-class LlguidanceMatcher(BytesMatcher):
+class LlguidanceMatcher(Matcher):
     """Made by new_matcher()."""
 
     def __init__(self, library: llguidance.LLMatcher, vocabulary: Vocabulary) -> None:
@@ -83,6 +83,7 @@ class LlguidanceMatcher(BytesMatcher):
         return self._library.try_consume_tokens([token_id]) == 1
 
     def take_bytes(self, data: bytes) -> bool:
+        """Takes the end of a token. Returns False if it may not come here; the matcher stays as it was then."""
         tokens = self._vocabulary.cut(data)
         if self._has_ended or self._library.validate_tokens(tokens) != len(tokens):
             return False

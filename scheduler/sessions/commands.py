@@ -4,28 +4,10 @@ import os
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from protos import inference_pb2, scheduler_pb2
+from protos import scheduler_pb2
 from scheduler.core.messages import GroupRequest, Timeline
 from scheduler.sessions.observation import Observation
-from scheduler.sessions.outgoing import Parcel
-
-
-class StepLoopListener(Protocol):
-    """Called on the step loop's thread; must not block."""
-
-    def deliver(self, batch: list[tuple[int, list[Parcel]]]) -> None:
-        """Delivers messages to routers, by Session."""
-        ...
-
-    def workers_changed(self, model: inference_pb2.ModelInfo | None) -> None:
-        """Reports the served model when the workers are ready; None when they are lost."""
-        ...
-
-    def ended(self, cause: str | None) -> None:
-        """Reports the end of the loop. cause: why it failed; None if it was asked to end."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

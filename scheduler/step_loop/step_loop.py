@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import zmq
 
@@ -30,7 +30,6 @@ from scheduler.core.core import Core
 from scheduler.ranks.epochs import EpochBegun, EpochEnded, Event, Fatal, ItemAnswered, StepReturned
 from scheduler.recording.recorded_core import RecordedCore
 from scheduler.sessions import commands
-from scheduler.sessions.commands import StepLoopListener
 from scheduler.sessions.items import ItemMemory, ItemStore
 from scheduler.sessions.kv_events.publisher import KvEventPublisher
 from scheduler.sessions.observation import Observation
@@ -43,6 +42,10 @@ from scheduler.step_loop.pause import Pauses
 from scheduler.step_loop.pipeline import StepPipeline
 from scheduler.telemetry.metrics import SchedulerMetrics, SchedulerStatus
 from scheduler.telemetry.reports import Reports
+
+if TYPE_CHECKING:
+    # It has the step loop, which tells it what routers get.
+    from scheduler.server import SchedulerServer
 
 log = logging.getLogger("octavo.scheduler")
 
@@ -70,7 +73,7 @@ class StepLoop(threading.Thread):
         options: Options,
         replica: int,
         mailbox: commands.Mailbox,
-        front: StepLoopListener,
+        front: "SchedulerServer",
         tracing: Tracing | None = None,
     ) -> None:
         """tracing: None if requests are not traced."""

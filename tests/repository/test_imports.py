@@ -1,7 +1,8 @@
 """Imports go one way: between packages, so that a router can be read, tested and shipped without a worker; and inside
 a package, so that a newcomer can read it from its bottom to its top.
 
-An import within a function counts like one at the top of a file: it is the same dependency, only later.
+An import within a function counts like one at the top of a file: it is the same dependency, only later. One for type
+checkers alone may go up inside a package: a lower module may name the class above it that calls it.
 """
 
 import ast
@@ -214,13 +215,15 @@ def test_circles_are_found() -> None:
         "from a.top.x import thing",
         "from a import top",
         "def f():\n    from a.top import x",
-        "if TYPE_CHECKING:\n    from a.top import x",
+        "if TYPE_CHECKING:\n    import os\nelse:\n    from a.top import x",
     ):
         sources = {"a": "", "a.low": source, "a.beside": "", "a.top": "", "a.top.x": "from a import low"}
         found = imports_of(sources)
         with pytest.raises(ValueError, match=r"import each other: low, top$"):
             floors_of("a", found)
         assert circles(found) or source == "from a import top", source
+    for_checkers = "if TYPE_CHECKING:\n    from a.top import x"
+    assert floors_of("a", imports_of({"a.low": for_checkers, "a.top": "from a import low"})) == [{"low"}, {"top"}]
     downward = imports_of(
         {"a": "from a.top import x", "a.low": "import os", "a.top": "", "a.top.x": "from a import low"}
     )

@@ -1,18 +1,15 @@
 """A grammar engine that waits where a test wants it to."""
 
 import threading
-from collections.abc import Sequence
 
 from protos.inference_pb2 import Constraint
-from runtime.grammar.engine import ConstraintError, Engine, EngineError, Matcher, OverBoundError, ThinkingBudget
+from runtime.grammar.engine import ConstraintCompiler, ConstraintError, EngineError, OverBoundError
 
 HELD = Constraint(regex="held")
 
 
-class HeldEngine(Engine):
+class HeldEngine(ConstraintCompiler):
     """Takes any constraint as it is. HELD waits until it may end."""
-
-    version = "held-1"
 
     def __init__(self) -> None:
         self.has_begun, self.may_end = threading.Event(), threading.Event()
@@ -30,8 +27,3 @@ class HeldEngine(Engine):
         if constraint.regex == "slow":
             raise OverBoundError("it takes too long")
         return constraint
-
-    def matcher(
-        self, constraint: Constraint | None, output: Sequence[int] = (), *, thinking: ThinkingBudget | None = None
-    ) -> Matcher:
-        raise NotImplementedError

@@ -12,7 +12,7 @@ from tests.support.repository import ROOT, files, is_generated
 
 # module -> source, as "worker.gpu.engine" -> "import torch\n...". A package stands for its __init__.py.
 Sources = Mapping[str, str]
-# module -> the modules of ours that it imports, at its top, in functions, or for type checkers.
+# module -> the modules of ours that it imports, at its top or in functions.
 Imports = Mapping[str, set[str]]
 
 
@@ -28,12 +28,16 @@ def sources_of(root: Path, packages: Iterable[str]) -> dict[str, str]:
 
 
 def imports_of(sources: Sources) -> dict[str, set[str]]:
-    """`from a import b` imports the module a.b if there is one, otherwise a."""
+    """`from a import b` imports the module a.b if there is one, otherwise a.
+
+    What only type checkers import does not count: a module that names the class above it, which calls it, does not need
+    it to run, and a protocol with one implementation would say the same twice.
+    """
     return {module: set(_imported(text, sources)) - {module} for module, text in sources.items()}
 
 
 def _imported(text: str, known: Sources) -> Iterator[str]:
-    for node in ast.walk(ast.parse(text)):
+    for node in _executed(ast.parse(text)):
         match node:
             case ast.ImportFrom(module=str(module), level=0):
                 for alias in node.names:
@@ -42,6 +46,18 @@ def _imported(text: str, known: Sources) -> Iterator[str]:
                         yield name
             case ast.Import(names=names):
                 yield from (alias.name for alias in names if alias.name in known)
+
+
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes below a node, without those under `if TYPE_CHECKING`."""
+    for child in ast.iter_child_nodes(node):
+        yield child
+        if isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            for other in child.orelse:
+                yield other
+                yield from _executed(other)
+        else:
+            yield from _executed(child)
 
 
 def circles(imports: Imports) -> set[str]:

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from protos.inference_pb2 import Constraint
-from runtime.grammar.engine import ConstraintError, Engine, Matcher, ThinkingBudget
+from runtime.grammar.engine import ConstraintError, Matcher, ThinkingBudget
+from runtime.grammar.llguidance_engine import LlguidanceEngine
 from runtime.grammar.reasoning.thinking import ThinkingMatcher
 from worker.sampling.grammars import Grammars
 
@@ -82,14 +83,13 @@ class Texts(Matcher):
         return "the text is longer than this matcher can hold" if len(self._said) > 60 else ""
 
 
-class TextsEngine(Engine):
+class TextsEngine(LlguidanceEngine):
+    """Takes choices alone, without the library."""
+
     version = "texts-1"
 
     def __init__(self, eos: int, vocabulary: Mapping[int, bytes]) -> None:
-        self._eos, self._vocabulary = eos, vocabulary
-
-    def canonical(self, constraint: Constraint) -> Constraint:
-        return constraint
+        self._eos, self._tokens = eos, vocabulary
 
     def matcher(
         self, constraint: Constraint | None, output: Sequence[int] = (), *, thinking: ThinkingBudget | None = None
@@ -98,9 +98,9 @@ class TextsEngine(Engine):
         if constraint is not None:
             if constraint.WhichOneof("kind") != "choice":
                 raise ConstraintError(f"{constraint.WhichOneof('kind')}: this engine has choices only")
-            matcher = Texts([text.encode() for text in constraint.choice.texts], self._vocabulary, self._eos)
+            matcher = Texts([text.encode() for text in constraint.choice.texts], self._tokens, self._eos)
         if thinking is not None:
-            texts = [self._vocabulary.get(token_id, b"") for token_id in range(max(self._vocabulary) + 64)]
+            texts = [self._tokens.get(token_id, b"") for token_id in range(max(self._tokens) + 64)]
             matcher = ThinkingMatcher(thinking, texts, matcher)
         assert matcher is not None
         for position, token in enumerate(output):

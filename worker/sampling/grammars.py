@@ -1,7 +1,11 @@
 """A worker's grammar engine, and the threads that compute masks beside the forward pass."""
 
 import logging
-from collections.abc import Sequence
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
@@ -12,19 +16,10 @@ from runtime.tokenizer.files import tokenizer_directory, tokenizer_exists
 from worker.model_config import ModelConfig
 
 if TYPE_CHECKING:
-    from runtime.grammar.engine import Engine
-import os
-import threading
-import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
     # Not imported at run time: code for GPUs must also run without protobuf.
     from protos.inference_pb2 import SamplingParams
-    from runtime.grammar.engine import Engine, Matcher
-
+    from runtime.grammar.engine import Matcher
+    from runtime.grammar.llguidance_engine import LlguidanceEngine
 
 _MOST_THREADS = 4
 # The least work of a thread, in seconds. A mask takes 4 us where its states are known and there are 49,152 tokens, and
@@ -38,13 +33,18 @@ class Grammars:
     worker that never gets a constraint does not make one."""
 
     def __init__(
-        self, make_engine: "Callable[[], Engine]", *, version: str, num_threads: int = 1, cores: Sequence[int] = ()
+        self,
+        make_engine: "Callable[[], LlguidanceEngine]",
+        *,
+        version: str,
+        num_threads: int = 1,
+        cores: Sequence[int] = (),
     ) -> None:
-        """version: `Engine.version`, known before the engine is made. cores: those that the threads may run on; empty:
-        any. The thread that makes the pool is bound to one of them, and new threads would be, too."""
+        """version: the engine's, known before it is made. cores: those that the threads may run on; empty: any. The
+        thread that makes the pool is bound to one of them, and new threads would be, too."""
         self.version = version
         self._make_engine = make_engine
-        self._engine: Engine | None = None
+        self._engine: LlguidanceEngine | None = None
         self._making = threading.Lock()
         self._num_threads = max(1, min(num_threads, _MOST_THREADS))
         # The time that jobs take, as a running mean.
@@ -105,7 +105,7 @@ def find_grammars(
     if not tokenizer_exists(files, options.tokenizer):
         return None
 
-    def make_engine() -> "Engine":
+    def make_engine() -> "LlguidanceEngine":
         # Half a second, which the first request with a constraint waits for, beside the computation of its prompt.
         from runtime.grammar.llguidance_engine import LlguidanceEngine
         from runtime.grammar.vocabulary import Vocabulary

@@ -19,13 +19,12 @@ from protos import scheduler_pb2 as pb
 from protos.inference_pb2 import SamplingParams
 from router.accepted import Request
 from router.errors import RequestError
-from router.replicas.dispatcher import Dispatcher, Placement
-from router.replicas.placed_stream import PlacedStream
 from router.replicas.policies.prefix_index import PrefixIndex
 from router.replicas.session import Session, SessionError
 from router.security.identity import RateLimits
 from router.streams.choices import new_choices
 from router.streams.outbox import Outbox, WriteQueue
+from router.streams.placement import Dispatcher, Placement
 from router.streams.stream import Stream
 from router.telemetry.metrics import RouterMetrics
 from scheduler.core.core import Core
@@ -166,7 +165,7 @@ async def to_scheduler(directory: Path) -> AsyncIterator[Edge]:
 class _Nowhere:
     """A dispatcher without replicas: a stream that loses its replica ends."""
 
-    def open(self, stream: PlacedStream) -> Placement:
+    def open(self, stream: Stream) -> Placement:
         return Placement(stream, cast(Dispatcher, self))
 
     def move(self, placement: Placement, cause: str) -> None:

@@ -23,7 +23,7 @@ from protos.peers_pb2 import StreamEvent
 from router.api.encoded import PART_BYTES, Body, EncodedList, parts_of
 from router.api.gateway.errors import BadRequestError, body_of
 from router.api.gateway.events import Event
-from router.api.gateway.openai.reply import Reply, TokenTable
+from router.api.gateway.openai.reply import Reply
 from router.errors import InvalidRequest, RequestError
 from router.intake.attach.attachments import Attachments
 from router.intake.attach.held_streams import HeldStream
@@ -33,6 +33,7 @@ from router.request.checks import check_request_id
 from router.security.identity import caller
 from router.streams import outbox
 from router.streams.whole_answers import AnswerRoom
+from router.text.tokenizer import Tokenizer
 
 log = logging.getLogger("octavo.router.gateway")
 
@@ -146,7 +147,7 @@ async def sent_whole(tree: Any, room: AnswerRoom, steps: Iterable[None] = ()) ->
 
 
 async def sent_tokens(
-    shown: dict[str, Any], token_ids: Sequence[int], table: TokenTable | None, room: AnswerRoom
+    shown: dict[str, Any], token_ids: Sequence[int], table: Tokenizer | None, room: AnswerRoom
 ) -> Response:
     """Answers with a list of tokens, behind what else is shown. table: for their texts; None: without."""
     tokens, texts = EncodedList(room.grow), EncodedList(room.grow)
@@ -252,6 +253,7 @@ class HeldEvents:
 
         identity = caller()
         held = HeldStream(
+            self._held,
             scoped_id=identity.scoped_id(request_id),
             tenant=identity.tenant,
             timeout=seconds,

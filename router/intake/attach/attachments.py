@@ -86,6 +86,7 @@ class Attachments:
         kept.on_end(transcript.note_end)
         request = stream.request
         held = HeldStream(
+            self.held,
             scoped_id=request.scoped_id,
             tenant=request.tenant,
             timeout=seconds,

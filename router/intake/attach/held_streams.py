@@ -9,8 +9,10 @@ from typing import Any, Literal
 
 from prometheus_client import Gauge
 
-from router.errors import DuplicateRequest
+from router.errors import DuplicateRequest, Internal, UnknownRequest
 from router.intake.attach.transcript import Reader, Transcript
+from router.streams.states import Lifecycle, State
+from router.telemetry.call_context import log_fields
 
 log = logging.getLogger("octavo.router.intake.attach")
 
@@ -18,11 +20,12 @@ log = logging.getLogger("octavo.router.intake.attach")
 Protocol = Literal["grpc", "http"]
 
 
-class HeldStream:
+class HeldStream(Lifecycle):
     """A stream that may lose its reader."""
 
     def __init__(
         self,
+        held: "HeldStreams",
         *,
         scoped_id: str,
         tenant: str,
@@ -33,16 +36,26 @@ class HeldStream:
         kept: Any = None,
         is_single: bool = True,
     ) -> None:
-        """timeout: seconds for which it goes on without a reader. end: ends it, if it has not ended. kept: for code
-        that knows the protocol. is_single: it is one request, of this id, and not several together."""
+        """held: where it is added. timeout: seconds for which it goes on without a reader. end: ends it, if it has not
+        ended. kept: for code that knows the protocol. is_single: it is one request, of this id, and not several
+        together."""
+        super().__init__(State.ATTACHED)
+        self._all = held
         self.scoped_id, self.tenant, self.timeout = scoped_id, tenant, timeout
         self.protocol: Protocol = protocol
         self.transcript = transcript
         self.end = end
         self.kept = kept
         self.is_single = is_single
-        # Ends it when its time without a reader is over; None: it has one.
+        # Ends it when its time without a reader is over.
         self.timer: asyncio.TimerHandle | None = None
+
+    @property
+    def log_fields(self) -> dict[str, str]:
+        return log_fields(self.scoped_id)
+
+    def end_by(self, error: Internal) -> None:
+        self._all.forget(self)
 
 
 class HeldStreams:
@@ -73,7 +86,7 @@ class HeldStreams:
             if not (former.is_single and held.is_single) and not former.transcript.is_over:
                 request_id = held.scoped_id.rpartition("/")[2]
                 raise DuplicateRequest(f"request_id={request_id!r} is live: choose another id")
-            self._drop(former)
+            self.forget(former)
         self._streams[held.scoped_id] = held
 
     @contextlib.asynccontextmanager
@@ -86,8 +99,10 @@ class HeldStreams:
             self.end_reading(held, reader)
 
     def begin_reading(self, held: HeldStream, position: int, first: Sequence[Any] = ()) -> Reader[Any]:
-        """position, first: as in Transcript.read_from."""
-        self._forget_detached(held)
+        """position, first: as in Transcript.read_from. Raises UnknownRequest if the stream is forgotten."""
+        self._leave_detached(held)
+        if not held.become(State.ATTACHED):
+            raise UnknownRequest(f"request_id={held.scoped_id.rpartition('/')[2]!r}: its stream is not held any more")
         return held.transcript.read_from(position, first)
 
     def end_reading(self, held: HeldStream, reader: Reader[Any]) -> None:
@@ -98,23 +113,25 @@ class HeldStreams:
             log.info(
                 "max_detached_streams=%d is reached: a stream ends, because its reader has gone", self.max_detached
             )
-            self._drop(held)
+            self.forget(held)
+            return
+        if not held.become(State.DETACHED):
             return
         self._detached[held.tenant][held.scoped_id] = held
         self._gauge.inc()
-        held.timer = asyncio.get_running_loop().call_later(held.timeout, self._drop, held)
+        held.timer = asyncio.get_running_loop().call_later(held.timeout, self.forget, held)
 
     def drop(self, scoped_id: str) -> bool:
         """Ends a stream, and forgets it. False if it is not here."""
         held = self._streams.get(scoped_id)
         if held is not None:
-            self._drop(held)
+            self.forget(held)
         return held is not None
 
     async def stop(self) -> None:
         """Ends and forgets all."""
         for held in list(self._streams.values()):
-            self._drop(held)
+            self.forget(held)
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def _makes_room(self, held: HeldStream) -> bool:
@@ -125,24 +142,29 @@ class HeldStreams:
             return True
         for each in detached.values():
             if each.transcript.is_read:
-                self._drop(each)
+                self.forget(each)
                 return True
         return False
 
-    def _drop(self, held: HeldStream) -> None:
+    def forget(self, held: HeldStream) -> None:
+        """Ends a stream, and drops what it has sent. Later calls change nothing."""
+        if held.state is State.FORGOTTEN:
+            return
+        self._leave_detached(held)
+        held.become(State.FORGOTTEN)
         if self._streams.get(held.scoped_id) is held:
             del self._streams[held.scoped_id]
-        self._forget_detached(held)
         task = asyncio.get_running_loop().create_task(_close(held))
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
 
-    def _forget_detached(self, held: HeldStream) -> None:
-        """Notes that it has a reader, or is not there any more."""
-        if held.timer is None:
+    def _leave_detached(self, held: HeldStream) -> None:
+        """Takes a stream off those without a reader, if it is one of them."""
+        if held.state is not State.DETACHED:
             return
-        held.timer.cancel()
-        held.timer = None
+        if held.timer is not None:
+            held.timer.cancel()
+            held.timer = None
         detached = self._detached[held.tenant]
         del detached[held.scoped_id]
         if not detached:

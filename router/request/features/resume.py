@@ -8,7 +8,7 @@ from router.request.values import check_token_ids
 from router.streams.choices import SLICE_TOKENS
 from router.text.tokenizer_pool import listed
 
-# Submit.attempt holds 16 bits of it; see router.replicas.dispatcher.
+# Submit.attempt holds 16 bits of it; see router.streams.placement.
 MAX_ATTEMPT = 2**16 - 1
 
 

@@ -4,23 +4,18 @@ The free part has no grammar: any token may come but those that end the output, 
 with them what they think. The automaton of Knuth, Morris and Pratt finds the text in the bytes of the tokens.
 """
 
-from abc import abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
 from runtime.grammar.engine import Matcher
 
-
-class BytesMatcher(Matcher):
-    """A matcher that can begin within a token."""
-
-    @abstractmethod
-    def take_bytes(self, data: bytes) -> bool:
-        """Takes the end of a token. Returns False if it may not come here; the matcher stays as it was then."""
+if TYPE_CHECKING:
+    # The engine above hands its own matchers to these.
+    from runtime.grammar.llguidance_matcher import LlguidanceMatcher
 
 
 class Occurrence:
@@ -74,7 +69,7 @@ class Occurrence:
 class FreePart:
     """Knowledge of the free part, which the matchers of one constraint share."""
 
-    def __init__(self, occurrence: Occurrence, free_W: np.ndarray, start: BytesMatcher) -> None:
+    def __init__(self, occurrence: Occurrence, free_W: np.ndarray, start: "LlguidanceMatcher") -> None:
         """free_W: the mask of the tokens that free text may have. start: the constraint's own matcher, fresh."""
         self.occurrence = occurrence
         self.start = start
@@ -103,7 +98,7 @@ class AfterMatcher(Matcher):
         self._part = part
         self._state = 0
         # None in the free part.
-        self._inner: BytesMatcher | None = None
+        self._inner: LlguidanceMatcher | None = None
 
     def fill_mask(self, mask_W: np.ndarray) -> bool:
         if self._inner is not None:

@@ -14,9 +14,9 @@ from protos import admin_pb2
 from protos import inference_pb2 as pb
 from protos import scheduler_pb2 as wire
 from protos.admin_pb2_grpc import AdminStub
-from router.replicas import migrations
 from router.replicas.replica import Replica
 from router.server import RouterServer
+from router.streams import migrations
 from tests.fakes.routers import Received, receive, running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler, model_info
 

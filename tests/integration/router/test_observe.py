@@ -16,8 +16,8 @@ from octavo.client.errors import InvalidRequest
 from protos import admin_pb2 as pb
 from protos import inference_pb2
 from protos.admin_pb2_grpc import AdminStub
-from router.replicas import migrations
 from router.server import RouterServer
+from router.streams import migrations
 from runtime.telemetry.quarantine import QuarantineNote, text_of, write_notes
 from tests.fakes.hash_runner import HashModel
 from tests.fakes.routers import receive, running_router, running_schedulers, socket_address

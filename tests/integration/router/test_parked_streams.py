@@ -12,8 +12,8 @@ from google.rpc.status_pb2 import Status
 
 from protos import inference_pb2 as pb
 from router.errors import DeadlineExceeded
-from router.replicas import parked
 from router.server import RouterServer
+from router.streams import placement
 from tests.fakes.routers import Received, receive, running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
 
@@ -121,7 +121,7 @@ async def test_a_stream_that_other_queues_are_too_full_for_waits_for_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stream that has begun is not refused after its replica died."""
-    monkeypatch.setattr(parked, "_TRY_AGAIN_S", 0.01)
+    monkeypatch.setattr(placement, "_TRY_AGAIN_S", 0.01)
     want = await _undisturbed(tmp_path)
     first, full = _fake(tmp_path, "a", pause_at=4), _fake(tmp_path, "b", capacity=0)
     async with running_schedulers(first, full), running_router([first.address, full.address]) as (server, stub):

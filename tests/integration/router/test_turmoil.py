@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protos import inference_pb2 as pb
-from router.replicas import migrations, parked
+from router.streams import migrations, placement
 from tests.fakes.routers import Received, receive, running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
 
@@ -51,7 +51,7 @@ async def _have_accident(accident: str, victims: list[FakeScheduler], seconds: f
 
 async def test_every_stream_says_what_it_says_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrations, "_SETTLE_S", 0.01)
-    monkeypatch.setattr(parked, "_TRY_AGAIN_S", 0.02)
+    monkeypatch.setattr(placement, "_TRY_AGAIN_S", 0.02)
     choose = random.Random(1)
     fakes = [FakeScheduler(socket_address(tmp_path, name)) for name in ("a", "b")]
     async with (

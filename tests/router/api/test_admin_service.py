@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +11,16 @@ import pytest
 from protos import admin_pb2 as pb
 from protos.admin_pb2_grpc import AdminServicer, AdminStub, add_AdminServicer_to_server
 from router.api.admin_service import AdminService
+from router.api.observer import Observer
 from router.api.operator import Operator
-from router.errors import UnknownRequest
-from router.replicas.migrations import Migration
-from router.replicas.replica import Hold
-from router.replicas.session import Session
+from router.intake.live import LiveRequests
+from router.replicas.peers import Peers
+from router.streams.migrations import Migrations
+from router.streams.placement import Dispatcher
+from router.streams.registry import StreamRegistry
+from router.telemetry.metrics import RouterMetrics
 from tests.support.ports import free_port
+from tests.support.replicas import replica_set
 
 
 class FakeAdmin(AdminServicer):
@@ -39,32 +42,6 @@ class FakeAdmin(AdminServicer):
         return pb.ResetPrefixCacheResponse(num_blocks=self.num_blocks)
 
 
-@dataclass
-class FakeReplica:
-    address: str
-    channel: grpc.aio.Channel | None
-    hold: Hold = Hold.NONE
-    session: Session | None = None
-
-    def set_hold(self, hold: Hold) -> None:
-        self.hold = hold
-
-
-class Unseen:
-    """Stands for the observer, which these tests do not ask."""
-
-    async def observe(self) -> pb.ObserveResponse:
-        raise AssertionError
-
-
-class NothingLive:
-    async def migrate(self, request_id: str, address: str) -> Migration:
-        raise UnknownRequest(f"{request_id} is not live")
-
-    async def waiting(self, request_id: str) -> None:
-        return None
-
-
 @contextlib.asynccontextmanager
 async def serving(servicer: AdminServicer, address: str) -> AsyncIterator[None]:
     server = grpc.aio.server()
@@ -81,15 +58,20 @@ async def serving(servicer: AdminServicer, address: str) -> AsyncIterator[None]:
 async def router_of(directory: Path, *addresses: str | None) -> AsyncIterator[Any]:
     """A stub for the Admin service of a router with replicas at these addresses; None: one not connected yet."""
     async with contextlib.AsyncExitStack() as stack:
-        replicas = [
-            FakeReplica(
-                address or "unix:new",
-                await stack.enter_async_context(grpc.aio.insecure_channel(address)) if address else None,
-            )
-            for address in addresses
-        ]
+        metrics = RouterMetrics()
+        replicas, streams = (
+            replica_set([address or "unix:new" for address in addresses], metrics),
+            StreamRegistry(metrics),
+        )
+        for replica, address in zip(replicas.replicas, addresses, strict=True):
+            if address:
+                channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
+                replica._connection.channel = channel
+        migrations = Migrations(replicas, Dispatcher(replicas, metrics), metrics)
+        live = LiveRequests(streams, migrations, replicas.replicas, Peers(()))
+        service = AdminService(Operator(replicas.replicas, live), Observer("m", replicas, streams, metrics))
         own = f"unix:{directory}/router.sock"
-        await stack.enter_async_context(serving(AdminService(Operator(replicas, NothingLive()), Unseen()), own))
+        await stack.enter_async_context(serving(service, own))
         yield AdminStub(await stack.enter_async_context(grpc.aio.insecure_channel(own)))
 
 

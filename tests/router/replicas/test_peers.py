@@ -12,13 +12,15 @@ import pytest
 from protos import admin_pb2, peers_pb2
 from protos import inference_pb2 as pb
 from protos.peers_pb2_grpc import PeersServicer, add_PeersServicer_to_server
-from protos.scheduler_pb2 import RoutersRequest, RoutersResponse
+from protos.scheduler_pb2 import Load, RoutersRequest, RoutersResponse, SchedulerMessage, Welcome
 from protos.scheduler_pb2_grpc import SchedulerServicer, add_SchedulerServicer_to_server
 from router.errors import NotMigrated
 from router.replicas.peers import Peers
+from router.replicas.session import Session
 from router.streams.registry import StreamRegistry
 from router.telemetry.metrics import RouterMetrics
 from tests.fakes.routers import socket_address
+from tests.support.replicas import replica_at
 
 
 class FakePeer(PeersServicer):
@@ -41,13 +43,11 @@ class FakePeer(PeersServicer):
         return admin_pb2.MigrateResponse(moved_from="x", moved_to=self.moves_to, num_output_tokens=self.attempt)
 
 
-class FakeReplica(SchedulerServicer):
-    """A scheduler that names routers. num_routers: as its Load says."""
+class NamingScheduler(SchedulerServicer):
+    """A scheduler that names routers."""
 
-    def __init__(self, named: list[str], num_without_address: int = 0, num_routers: int = 0) -> None:
-        self.named, self.num_without_address, self.num_routers = named, num_without_address, num_routers
-        self.address = ""
-        self.channel: grpc.aio.Channel | None = None
+    def __init__(self, named: list[str], num_without_address: int) -> None:
+        self.named, self.num_without_address = named, num_without_address
 
     async def Routers(self, request: RoutersRequest, context: Any) -> RoutersResponse:
         return RoutersResponse(peer_addresses=self.named, num_without_address=self.num_without_address)
@@ -63,19 +63,17 @@ async def _peers(
     for server, fake, address in zip(servers, fakes, addresses, strict=False):
         add_PeersServicer_to_server(fake, server)
         server.add_insecure_port(address)
-    replica = FakeReplica(addresses, num_without_address)
-    replica.address = socket_address(directory, "scheduler")
-    add_SchedulerServicer_to_server(replica, servers[-1])
-    servers[-1].add_insecure_port(replica.address)
+    add_SchedulerServicer_to_server(NamingScheduler(addresses, num_without_address), servers[-1])
+    servers[-1].add_insecure_port(at := socket_address(directory, "scheduler"))
     for server in servers:
         await server.start()
-    replica.channel = grpc.aio.insecure_channel(replica.address)
-    peers = Peers([replica], lambda: "unix:own")
+    channel = grpc.aio.insecure_channel(at)
+    peers = Peers([replica_at(at, channel)], lambda: "unix:own")
     try:
         yield peers
     finally:
         await peers.stop()
-        await replica.channel.close()
+        await channel.close()
         for server in servers:
             await server.stop(None)
 
@@ -116,8 +114,12 @@ async def test_a_cancel_is_about_the_newest_attempt_and_says_if_all_were_asked(t
 
 
 @pytest.mark.parametrize(("told", "are_none"), [((1, 1), True), ((1, 2), False), ((1, 0), False)])
-def test_a_router_is_alone_only_if_every_replica_says_so(told: tuple[int, ...], are_none: bool) -> None:
-    assert Peers([FakeReplica([], num_routers=count) for count in told]).are_none is are_none
+async def test_a_router_is_alone_only_if_every_replica_says_so(told: tuple[int, ...], are_none: bool) -> None:
+    replicas = [replica_at(f"unix:{number}") for number in range(len(told))]
+    for replica, count in zip(replicas, told, strict=True):
+        replica.session = Session(Welcome())
+        replica.session.receive(SchedulerMessage(load=Load(num_routers=count)))
+    assert Peers(replicas).are_none is are_none
 
 
 def test_a_complete_attempt_that_its_client_still_reads_is_known_to_a_cancel() -> None:

@@ -1,6 +1,7 @@
 """The choice of a replica, and the load that it is based on."""
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -141,11 +142,11 @@ class TestPrefixAware:
 async def test_own_submissions_count_until_a_load_has_seen_them() -> None:
     # Otherwise a whole burst would go to one replica, whose next Load comes only after a step.
     session = Session(wire.Welcome())
-    nobody: Any = object()
+    nobody: Any = SimpleNamespace(stream=None)
     session.receive(wire.SchedulerMessage(load=wire.Load(num_running=3, num_waiting=1, num_queued_tokens=100)))
     for choices in (1, 2):
         starts = [wire.SequenceStart(choice=i) for i in range(choices)]
-        session.submit(wire.Submit(sampling=SamplingParams(), choices=starts), [1, 2, 3], sink=nobody, owner=nobody)
+        session.submit(wire.Submit(sampling=SamplingParams(), choices=starts), [1, 2, 3], owner=nobody)
     assert (session.num_sequences, session.num_queued_tokens) == (4 + 3, 100 + 6)
     session.receive(wire.SchedulerMessage(load=wire.Load(num_running=5, last_group=1)))
     assert (session.num_sequences, session.num_queued_tokens) == (5 + 2, 3)

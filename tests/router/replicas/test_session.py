@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -25,13 +26,17 @@ from protos.scheduler_pb2 import (
 )
 from router.replicas.session import Session, SessionError
 from router.replicas.slices import SLICE_S
+from router.streams.placement import Placement
 from runtime.media.names import item_name
 from runtime.media.packed import PackedItem
 from runtime.wire import SESSION_MESSAGE_BYTES
 
 
-class Owner:
+class Owner(Placement):
+    """Owns a group, and takes what is computed for it, which a router's owner leaves to its stream."""
+
     def __init__(self) -> None:
+        self.stream: Any = self
         # The tokens of each choice, in the order in which they came.
         self.token_ids: dict[int, list[int]] = {}
         self.ended: set[int] = set()
@@ -65,7 +70,7 @@ def test_an_end_comes_after_all_tokens_of_a_message_that_holds_two_steps() -> No
     """The scheduler may read several results together; their tokens then go out in one message."""
     session, owner = Session(Welcome()), Owner()
     submit = Submit(choices=[SequenceStart(choice=0), SequenceStart(choice=1)])
-    group = session.submit(submit, [1, 2], sink=owner, owner=owner)
+    group = session.submit(submit, [1, 2], owner=owner)
     finishes = [SequenceFinish(group=group, choice=choice, reason=FINISH_REASON_LENGTH) for choice in (0, 1)]
     outputs = StepOutputs(
         groups=[group] * 3,
@@ -96,9 +101,7 @@ def test_steps_of_one_message_reach_an_owner_together_unless_something_is_missin
             calls.append((choice, first_token, list(token_ids)))
 
     session, owner = Session(Welcome()), Recorder()
-    group = session.submit(
-        Submit(choices=[SequenceStart(choice=0), SequenceStart(choice=1)]), [1, 2], sink=owner, owner=owner
-    )
+    group = session.submit(Submit(choices=[SequenceStart(choice=0), SequenceStart(choice=1)]), [1, 2], owner=owner)
     outputs = StepOutputs(
         groups=[group] * 5,
         choices=[0, 1, 0, 1, 0],
@@ -129,7 +132,7 @@ def test_steps_of_one_message_reach_an_owner_together_unless_something_is_missin
 )
 def test_columns_that_do_not_fit_end_the_session(outputs: StepOutputs, words: str) -> None:
     session = Session(Welcome())
-    session.submit(Submit(choices=[SequenceStart(choice=0)]), [1, 2], sink=Owner(), owner=Owner())
+    session.submit(Submit(choices=[SequenceStart(choice=0)]), [1, 2], owner=Owner())
     with pytest.raises(SessionError, match=words):
         session.receive(SchedulerMessage(outputs=outputs))
 
@@ -154,7 +157,7 @@ async def test_owners_of_a_lost_session_are_told_in_slices() -> None:
 
     for number in range(6):
         owner = Losing(number)
-        groups.append(session.submit(Submit(choices=[SequenceStart(choice=0)]), [1, 2], sink=owner, owner=owner))
+        groups.append(session.submit(Submit(choices=[SequenceStart(choice=0)]), [1, 2], owner=owner))
     session.lose("gone")
     assert session.closed
     assert told == [0]
@@ -191,7 +194,7 @@ async def test_a_large_message_is_taken_in_while_the_loop_runs() -> None:
 
     owners = [Slow(number) for number in range(200)]
     for owner in owners:
-        groups.append(session.submit(Submit(choices=[SequenceStart(choice=0)]), [1, 2], sink=owner, owner=owner))
+        groups.append(session.submit(Submit(choices=[SequenceStart(choice=0)]), [1, 2], owner=owner))
     steps = 3
     outputs = StepOutputs(
         groups=groups * steps,
@@ -209,7 +212,7 @@ async def test_a_large_message_is_taken_in_while_the_loop_runs() -> None:
     # An owner that leaves meanwhile gets nothing more; one that comes is not concerned.
     session.leave(groups[150])
     late = Slow(1000)
-    session.submit(Submit(choices=[SequenceStart(choice=0)]), [1, 2], sink=late, owner=late)
+    session.submit(Submit(choices=[SequenceStart(choice=0)]), [1, 2], owner=late)
     await taking
     assert told == [number for number in range(200) if number != 150]
     assert owners[7].token_ids == {0: [7, 207, 407]}
@@ -218,7 +221,7 @@ async def test_a_large_message_is_taken_in_while_the_loop_runs() -> None:
 
 async def test_wrong_columns_are_found_before_anything_is_passed_on() -> None:
     session, owner = Session(Welcome()), Owner()
-    group = session.submit(Submit(choices=[SequenceStart(choice=0)]), [1, 2], sink=owner, owner=owner)
+    group = session.submit(Submit(choices=[SequenceStart(choice=0)]), [1, 2], owner=owner)
     outputs = StepOutputs(
         groups=[group], choices=[0], first_tokens=[0], num_tokens=[1], token_ids=[5], logprobs=[TokenLogprobs()]
     )
@@ -255,7 +258,7 @@ async def test_items_go_before_the_first_group_that_names_them_and_once() -> Non
     small, large = _item(b"small"), _item(bytes(5 * 2**19))
 
     def submit(*items: PackedItem) -> int:
-        return session.submit(Submit(choices=[SequenceStart()]), [1], sink=owner, owner=owner, items=items)
+        return session.submit(Submit(choices=[SequenceStart()]), [1], owner=owner, items=items)
 
     submit(small, large)
     submit(small)
@@ -272,8 +275,7 @@ async def test_wanted_items_are_sent_again_while_a_group_has_them() -> None:
     session, owner = Session(Welcome()), Owner()
     first, second = _item(b"first"), _item(b"second")
     groups = [
-        session.submit(Submit(choices=[SequenceStart()]), [1], sink=owner, owner=owner, items=[each])
-        for each in (first, second)
+        session.submit(Submit(choices=[SequenceStart()]), [1], owner=owner, items=[each]) for each in (first, second)
     ]
     # Wanted while it still waits to be sent: once is enough.
     session.receive(SchedulerMessage(wanted_items=[first.name]))

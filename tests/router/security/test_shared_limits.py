@@ -15,6 +15,7 @@ from protos.scheduler_pb2 import CountRequest, KeyUse
 from router.errors import RateLimited
 from router.security import shared_limits
 from router.security.identity import Identity, RateLimits
+from router.security.keys import Keys
 from scheduler.sessions import rate_counts
 from scheduler.sessions.rate_counts import RateCounts
 from tests.fakes.routers import receive, running_router, running_schedulers, socket_address
@@ -175,11 +176,14 @@ async def test_routers_that_share_schedulers_share_limits_and_survive_the_one_th
 
 
 async def test_without_a_scheduler_that_counts_each_router_goes_by_its_own(tmp_path: Path) -> None:
-    class Keys:
+    class OneKey(Keys):
+        def __init__(self) -> None:
+            """Reads no file."""
+
         def limited(self) -> list[Identity]:
             return [Identity(tenant="a", key_digest="k", limits=limits)]
 
     limits = RateLimits(6)
     limits.begin_request()
-    await shared_limits.SharedLimits(Keys(), []).count()
+    await shared_limits.SharedLimits(OneKey(), []).count()
     assert limits.take_use("k").num_requests == 1

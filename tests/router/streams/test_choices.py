@@ -9,16 +9,18 @@ from hypothesis import strategies as st
 
 from protos import inference_pb2 as pb
 from router.streams.choices import SLICE_TOKENS, Choice, new_choices, refold
+from router.text.tokenizer import IncrementalDetokenizer, Tokenizer
 
 # Tokens of one to three characters, of parts of a character, and one without text.
 _TABLE = (b"a", b"b", b"ab", b"ba", b"aab", b"bb", "é".encode()[:1], "é".encode()[1:], b"")
 _EOS, _STOP_TOKEN = 5, 4
 
 
-class _Tokens:
+class _Tokens(Tokenizer):
     """A table of few tokens, so that their texts often meet stop strings."""
 
-    special_ids = frozenset({1})
+    def __init__(self) -> None:
+        self.special_ids = frozenset({1})
 
     def token_bytes(self, token_id: int) -> bytes:
         return _TABLE[token_id]
@@ -61,8 +63,6 @@ class _ByCharacter:
 
 def _token_by_token(token_ids: list[int], sampling: pb.SamplingParams) -> tuple[list[int], str, pb.Finish | None]:
     """The tokens, text and end of a choice, folded one token at a time as routers did at first."""
-    from router.text.tokenizer import IncrementalDetokenizer
-
     stops = {*sampling.stop_token_ids, _EOS}
     unshown = set() if sampling.include_stop_str_in_output else stops
     detokenizer = IncrementalDetokenizer(_Tokens(), skip_special_tokens=sampling.skip_special_tokens)

@@ -6,7 +6,8 @@ from protos import inference_pb2 as pb
 from router.api.gateway.anthropic.errors import message_error
 from router.api.gateway.openai.form import ASSISTANT, Form
 from router.api.gateway.openai.outputs import deltas_of
-from router.api.gateway.openai.reply import Reply, TokenTable, finish_of
+from router.api.gateway.openai.reply import Reply, finish_of
+from router.text.tokenizer import Tokenizer
 from runtime.grammar.json_text import json_object
 
 
@@ -62,7 +63,7 @@ def _input(arguments: str) -> dict[str, Any]:
 
 
 class MessageReply(Reply):
-    def __init__(self, form: Form, name: str, model: str, table: TokenTable) -> None:
+    def __init__(self, form: Form, name: str, model: str, table: Tokenizer) -> None:
         """name: the message's id."""
         super().__init__(form, {"id": name, "type": "message", "role": ASSISTANT, "model": model}, 1, table)
         # In a stream only the last one.

@@ -10,11 +10,12 @@ from router.api.encoded import EncodedList, Grow, uncounted
 from router.api.gateway.openai.form import BatchForm, Form
 from router.api.gateway.openai.logprobs import chat_logprobs
 from router.api.gateway.openai.outputs import Output, delta_fields, deltas_of, message_fields
-from router.api.gateway.openai.reply import Reply, TokenTable, finish_of, stop_reason
+from router.api.gateway.openai.reply import Reply, finish_of, stop_reason
+from router.text.tokenizer import Tokenizer
 
 
 class ChatReply(Reply):
-    def __init__(self, form: Form, base: dict[str, Any], table: TokenTable, grow: Grow = uncounted) -> None:
+    def __init__(self, form: Form, base: dict[str, Any], table: Tokenizer, grow: Grow = uncounted) -> None:
         """base: id, created and model. grow: as in Reply."""
         super().__init__(form, base, 1, table, grow)
         if form.is_stream:
@@ -137,7 +138,7 @@ _OF_PROMPT = ("prompt_logprobs", "prompt_token_ids", "prompt_text")
 class BatchReply(Reply):
     """Choice i of chat c is choice c * n + i."""
 
-    def __init__(self, form: BatchForm, base: dict[str, Any], table: TokenTable, grow: Grow = uncounted) -> None:
+    def __init__(self, form: BatchForm, base: dict[str, Any], table: Tokenizer, grow: Grow = uncounted) -> None:
         """base: id, created and model. grow: as in Reply."""
         super().__init__(form, base, 0, table)
         self._chats = [ChatReply(chat, base, table, grow) for chat in form.chats]

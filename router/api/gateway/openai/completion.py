@@ -7,7 +7,8 @@ from protos import inference_pb2 as pb
 from router.api.encoded import EncodedList, EncodedText, Grow, uncounted
 from router.api.gateway.openai.form import Form
 from router.api.gateway.openai.logprobs import CompletionLogprobs, completion_logprobs, text_of
-from router.api.gateway.openai.reply import Reply, TokenTable, finish_of, stop_reason
+from router.api.gateway.openai.reply import Reply, finish_of, stop_reason
+from router.text.tokenizer import Tokenizer
 
 COMPLETION_KIND = "text_completion"
 
@@ -53,7 +54,7 @@ class CompletionReply(Reply):
         base: dict[str, Any],
         num_prompts: int,
         echoes: Sequence[str],
-        table: TokenTable,
+        table: Tokenizer,
         grow: Grow = uncounted,
     ) -> None:
         """base: id, created and model. echoes: each prompt's text, if it is to come first. grow: as in Reply."""

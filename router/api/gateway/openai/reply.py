@@ -1,7 +1,7 @@
 """The parts that both kinds of replies share: usage, prompts and finishes."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from protos import inference_pb2 as pb
 from router.api.encoded import EncodedList, Grow, encode, uncounted
@@ -9,18 +9,13 @@ from router.api.gateway.errors import body_of
 from router.api.gateway.openai.form import Form
 from router.api.gateway.openai.logprobs import EchoedLogprobs, prompt_logprobs
 from router.errors import Internal
+from router.text.tokenizer import Tokenizer
 
 _FINISHES = {
     pb.FINISH_REASON_STOP: "stop",
     pb.FINISH_REASON_LENGTH: "length",
     pb.FINISH_REASON_REPETITION: "repetition",
 }
-
-
-class TokenTable(Protocol):
-    """The part of a tokenizer that replies need."""
-
-    def token_bytes(self, token_id: int) -> bytes: ...
 
 
 def finish_of(chunk: pb.Chunk) -> str | None:
@@ -46,7 +41,7 @@ class Reply:
     encoded as it comes."""
 
     def __init__(
-        self, form: Form, base: dict[str, Any], num_prompts: int, table: TokenTable, grow: Grow = uncounted
+        self, form: Form, base: dict[str, Any], num_prompts: int, table: Tokenizer, grow: Grow = uncounted
     ) -> None:
         """base: id, created and model. grow: counts what is kept."""
         self._form, self._base, self._table, self._grow = form, base, table, grow

@@ -8,9 +8,10 @@ from router.api.encoded import Grow, uncounted
 from router.api.gateway.errors import body_of, http_status
 from router.api.gateway.openai.logprobs import chat_logprobs
 from router.api.gateway.openai.outputs import deltas_of
-from router.api.gateway.openai.reply import Reply, TokenTable, finish_of
+from router.api.gateway.openai.reply import Reply, finish_of
 from router.api.gateway.responses.convert import ResponseForm
 from router.api.gateway.responses.items import Item
+from router.text.tokenizer import Tokenizer
 
 _TOO_MANY = 429
 
@@ -24,7 +25,7 @@ class ResponseReply(Reply):
         response_id: str,
         created: int,
         model: str,
-        table: TokenTable,
+        table: Tokenizer,
         grow: Grow = uncounted,
     ) -> None:
         base = {

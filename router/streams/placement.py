@@ -1,12 +1,20 @@
-"""Places streams on replicas, and moves them when a replica is lost or refuses."""
+"""Places streams on replicas, moves them when a replica is lost or refuses, and parks those that none takes now."""
 
+import asyncio
 import logging
+import random
 import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from prometheus_client import Gauge
 
 from protos import scheduler_pb2 as wire
 from router.accepted import fingerprint_of
 from router.errors import (
+    DeadlineExceeded,
     DuplicateRequest,
+    Internal,
     InvalidRequest,
     MissingFeature,
     NoReplica,
@@ -15,26 +23,35 @@ from router.errors import (
     Superseded,
     Unavailable,
 )
-from router.replicas.parked import ParkedStreams
-from router.replicas.placed_stream import PlacedStream
 from router.replicas.replica_set import ReplicaSet
 from router.replicas.session import Session
+from router.replicas.slices import run_in_slices
+from router.streams.states import Lifecycle, State
 from router.telemetry.metrics import RouterMetrics
 from runtime.wire import RESUBMISSION_BITS, SESSION_PART_TOKENS
 
-log = logging.getLogger("octavo.router.dispatcher")
+if TYPE_CHECKING:
+    # A stream has a placement, and is built above it.
+    from router.streams.stream import Stream
+
+log = logging.getLogger("octavo.router.streams")
 
 # Losses in a row without a new token that a request survives; after more, the request is the suspect.
 _MOST_LOSSES = 16
 _MOST_RESUBMISSIONS = (1 << RESUBMISSION_BITS) - 1
+# Streams refused by full queues try again in batches, at intervals: each brings all its tokens with it.
+_TRIES, _TRY_AGAIN_S = 32, 0.25
+# An outage is logged once, and not again for this long if streams come and go.
+_QUIET_S = 10.0
 
 
-class Placement:
-    """Where a stream is computed: owns its group (session.GroupOwner) in one Session after the other."""
+class Placement(Lifecycle):
+    """Where a stream is computed: has its group in one Session after the other."""
 
-    def __init__(self, stream: PlacedStream, dispatcher: "Dispatcher") -> None:
+    def __init__(self, stream: "Stream", dispatcher: "Dispatcher") -> None:
+        super().__init__(State.WAITING)
         self.stream = stream
-        # None: no replica has the stream.
+        # The one whose replica has the stream; None in other states than PLACED.
         self.session: Session | None = None
         # The last replica that had the stream: Welcome.replica_id.
         self.replica = ""
@@ -44,11 +61,8 @@ class Placement:
         self.num_resubmissions = 0
         # Sessions that refused it since it was placed or lost.
         self.refused_by: list[Session] = []
-        # True while the stream is parked.
-        self.is_parked = False
-        # True once an event has told that it waits; it tries again and again meanwhile.
-        self.is_wait_told = False
-        # The Session whose replica has computed all that the stream has asked for so far, if more is to come (`rest`).
+        # The Session whose replica computed all that the stream had asked for when it rested last: its blocks are cached
+        # there.
         self.rested_on: Session | None = None
         self._dispatcher = dispatcher
         self._group = 0
@@ -56,15 +70,17 @@ class Placement:
         self._num_losses = self._num_tokens_when_lost = 0
 
     @property
-    def is_placed(self) -> bool:
-        return self.session is not None
+    def log_fields(self) -> dict[str, str]:
+        return self.stream.request.log_fields
+
+    def end_by(self, error: Internal) -> None:
+        self.stream.fail(error)
 
     @property
     def can_leave(self) -> bool:
         """True if another replica can continue the stream, whose tokens so far must fit into one message."""
         return (
-            self.session is not None
-            and not self.stream.done
+            self.state is State.PLACED
             and not self.stream.complete
             and self.stream.num_output_tokens <= SESSION_PART_TOKENS
             and self.num_resubmissions < _MOST_RESUBMISSIONS
@@ -72,27 +88,26 @@ class Placement:
 
     def submit_to(self, session: Session) -> None:
         """Hands the unfinished choices to a replica, with their tokens so far."""
-        if self.fingerprint != fingerprint_of(session.welcome.model, self.stream.request.features):
+        if not self.become(State.PLACED):
+            return
+        request = self.stream.request
+        if self.fingerprint != fingerprint_of(session.welcome.model, request.features):
             self.stream.note_inexact()
         submit = self._submission(session.welcome.replica_id)
         try:
-            request = self.stream.request
-            self._group = session.submit(
-                submit, request.prompt_token_ids, sink=self.stream, owner=self, items=request.item_files
-            )
+            self._group = session.submit(submit, request.prompt_token_ids, owner=self, items=request.item_files)
         except RequestError as error:
             self.stream.fail(error)
             return
         self.session, self.replica = session, session.welcome.replica_id
-        self.is_wait_told = False
 
     def migrate_to(self, session: Session, cause: str) -> None:
         """Moves the stream to another replica; drops what the old one still sends. Only if `can_leave`."""
         assert self.can_leave
         self.stream.request.trace.left(f"moved: {cause}")
-        self.leave(wire.CANCEL_REASON_MOVED)
-        self.num_resubmissions += 1
-        self.submit_to(session)
+        if self._leave(wire.CANCEL_REASON_MOVED):
+            self.num_resubmissions += 1
+            self.submit_to(session)
 
     def cancel_choice(self, index: int) -> None:
         """Cancels a choice that a stop string has ended."""
@@ -101,8 +116,9 @@ class Placement:
 
     def rest(self) -> None:
         """Notes that the group has ended, but not the stream, which asks for more later (`ask_more`)."""
-        self.stream.request.trace.left()
-        self.rested_on, self.session = self.session, None
+        if self.become(State.RESTING):
+            self.rested_on = self.session
+            self._give_up_group()
 
     def ask_more(self) -> None:
         """Submits the stream again after a rest."""
@@ -110,20 +126,39 @@ class Placement:
 
     def give_up(self, cause: str) -> None:
         """Moves the stream to another replica: its own has cancelled it unasked."""
-        self.leave(wire.CANCEL_REASON_CLIENT)
-        self._dispatcher.move(self, cause)
+        if self._leave(wire.CANCEL_REASON_CLIENT):
+            self._dispatcher.move(self, cause)
 
-    def leave(self, reason: wire.CancelReason) -> None:
-        """Gives up the group, and cancels what the replica still computes of it."""
+    def end(self, reason: wire.CancelReason) -> None:
+        """Notes that nothing more is computed for the stream. reason: for the replica that has it, if one has. Later
+        calls change nothing."""
+        if self.state is State.ENDED:
+            return
+        if self.state is State.PARKED:
+            self._dispatcher.forget(self)
+        self.become(State.ENDED)
+        self._give_up_group(reason)
+
+    def _leave(self, reason: wire.CancelReason) -> bool:
+        """Takes the stream from its replica. One that goes on elsewhere still counts what was done for it here."""
+        if not self.become(State.WAITING):
+            return False
+        self._give_up_group(reason, self.stream.note_drafts)
+        return True
+
+    def _give_up_group(
+        self,
+        reason: wire.CancelReason = wire.CANCEL_REASON_STOP,
+        on_finish: Callable[[wire.SequenceFinish], None] | None = None,
+    ) -> None:
+        """Leaves the group, if it has one, and cancels what the replica still computes of it."""
         self.stream.request.trace.left()
         session, self.session = self.session, None
         if session is None:
-            self._dispatcher.forget(self)
             return
         if not self.stream.complete:
             session.cancel(self._group, [], reason)
-        # A stream that goes on elsewhere still counts what was done for it here.
-        session.leave(self._group, None if self.stream.done else self.stream.note_drafts)
+        session.leave(self._group, on_finish)
 
     def note_loss(self) -> int:
         """Counts the loss of its replica. Returns the losses in a row without a new token."""
@@ -135,13 +170,14 @@ class Placement:
         self.num_resubmissions += 1
         return self._num_losses
 
-    # --- from the replica (session.GroupOwner)
+    # --- from the Session that has its group
 
     def on_rejected(self, rejected: wire.Rejected) -> None:
+        """Takes that its group is refused."""
         session, self.session = self.session, None
         stream = self.stream
         stream.request.trace.left(f"refused: {rejected.message}")
-        if stream.done:
+        if not self.become(State.WAITING):
             return
         if rejected.reason in (wire.REJECT_REASON_QUEUE_FULL, wire.REJECT_REASON_DRAINING):
             if session is not None:
@@ -155,10 +191,11 @@ class Placement:
             stream.fail(InvalidRequest(rejected.message))
 
     def on_lost(self, cause: str) -> None:
+        """Takes that the Session has ended; the group is cancelled with it."""
         self.session = None
         stream = self.stream
         stream.request.trace.left(cause)
-        if stream.done:
+        if not self.become(State.WAITING):
             return
         if stream.complete:
             stream.finish()
@@ -186,6 +223,95 @@ class Placement:
         return submit
 
 
+class _Parked(NamedTuple):
+    go_on: Callable[[], None]
+    # Fires at the deadline, if the stream has one.
+    timer: asyncio.TimerHandle | None
+
+
+class ParkedStreams:
+    """Parked streams, in order of arrival. They stay live: they count, and can be cancelled."""
+
+    def __init__(self, gauge: Gauge, describe: Callable[[], str]) -> None:
+        """gauge: shows their number. describe: returns the state of the replicas, for the log."""
+        self._gauge = gauge
+        self._describe = describe
+        self._parked: dict[Stream, _Parked] = {}
+        self._next_try: asyncio.TimerHandle | None = None
+        self._ending: RequestError | None = None
+        self._told_at = -_QUIET_S
+
+    def __len__(self) -> int:
+        return len(self._parked)
+
+    def park(self, stream: "Stream", go_on: Callable[[], None]) -> None:
+        """Parks a stream. go_on: submits it, or parks it again."""
+        if self._ending is not None:
+            stream.fail(self._ending)
+            return
+        now = time.monotonic()
+        if not self._parked and now - self._told_at >= _QUIET_S:
+            log.warning("no replica takes streams that have begun: they are held until one does: %s", self._describe())
+            self._told_at = now
+        deadline = stream.request.deadline
+        timer = None
+        if deadline is not None:
+            timer = asyncio.get_running_loop().call_later(deadline - now, _expire, stream)
+        self._parked[stream] = _Parked(go_on, timer)
+        self._changed()
+
+    def forget(self, stream: "Stream") -> None:
+        """Drops a stream that has ended."""
+        if stream in self._parked:
+            self._unpark(stream)
+            self._changed()
+
+    def release(self) -> None:
+        """Submits all streams, or parks them again: a replica can take requests."""
+        self._try(len(self._parked))
+
+    def end(self, error: RequestError) -> None:
+        """Ends all parked streams, and from now on every stream that would be parked."""
+        self._ending = error
+        for stream in list(self._parked):
+            stream.fail(error)
+
+    def _try(self, count: int) -> None:
+        run_in_slices(self._go_on(list(self._parked)[:count]))
+
+    def _go_on(self, streams: Sequence["Stream"]) -> Iterator[None]:
+        for stream in streams:
+            # It may have ended since the last slice.
+            if stream in self._parked:
+                self._unpark(stream).go_on()
+            yield
+        self._changed()
+
+    def _try_some(self) -> None:
+        self._next_try = None
+        self._try(_TRIES)
+
+    def _unpark(self, stream: "Stream") -> _Parked:
+        parked = self._parked.pop(stream)
+        if parked.timer is not None:
+            parked.timer.cancel()
+        return parked
+
+    def _changed(self) -> None:
+        self._gauge.set(len(self._parked))
+        if self._parked and self._next_try is None:
+            # Spread out, so that routers whose streams were refused together do not come back together.
+            delay = _TRY_AGAIN_S * random.uniform(0.5, 1.5)
+            self._next_try = asyncio.get_running_loop().call_later(delay, self._try_some)
+        elif not self._parked and self._next_try is not None:
+            self._next_try.cancel()
+            self._next_try = None
+
+
+def _expire(stream: "Stream") -> None:
+    stream.fail(DeadlineExceeded("the deadline passed while no replica could continue"), wire.CANCEL_REASON_DEADLINE)
+
+
 class Dispatcher:
     """Decides where streams are computed."""
 
@@ -195,7 +321,7 @@ class Dispatcher:
         self._parked = ParkedStreams(metrics.parked_streams, replicas.describe)
         replicas.subscribe(self._on_change)
 
-    def open(self, stream: PlacedStream) -> Placement:
+    def open(self, stream: "Stream") -> Placement:
         """Returns the placement of a new stream; `place` begins it."""
         return Placement(stream, self)
 
@@ -259,16 +385,14 @@ class Dispatcher:
             return
         try:
             session = self._replicas.choose(placement.stream.request.routing_hints, placement.fingerprint)
-        except NoReplica:
+        except (NoReplica, MissingFeature):
             self._park(placement)
         else:
             placement.submit_to(session)
 
     def forget(self, placement: Placement) -> None:
-        """Drops a stream that has ended without a replica."""
-        if placement.is_parked:
-            placement.is_parked = False
-            self._parked.forget(placement.stream)
+        """Drops a parked stream, which ends."""
+        self._parked.forget(placement.stream)
 
     def end_parked(self, error: RequestError) -> None:
         """Ends the parked streams: this router stops, and parks no more."""
@@ -276,10 +400,9 @@ class Dispatcher:
 
     def placements_on(self, session: Session) -> list[Placement]:
         """Returns the placements of the streams on a Session."""
-        return [owner for owner in session.owners if isinstance(owner, Placement)]
+        return session.owners
 
     def _go_on(self, placement: Placement) -> None:
-        placement.is_parked = False
         placement.refused_by.clear()
         stream = placement.stream
         try:
@@ -307,9 +430,10 @@ class Dispatcher:
         )
 
     def _park(self, placement: Placement) -> None:
-        placement.is_parked = True
-        if not placement.is_wait_told:
-            placement.is_wait_told = True
+        """Parks a stream, or leaves it so after another try."""
+        if placement.state is not State.PARKED:
+            if not placement.become(State.PARKED):
+                return
             self._note(placement, "parked", "waits for a replica", placement.stream.num_output_tokens)
         self._parked.park(placement.stream, lambda: self._go_on(placement))
 

@@ -1,22 +1,26 @@
 """Placements of streams, without any network: what they do when replicas refuse, are lost or drain."""
 
 import asyncio
+import logging
 import time
-from collections.abc import Sequence
 
 import pytest
 
 from configs.features import CONSTRAINT
 from protos import scheduler_pb2 as wire
-from protos.inference_pb2 import PromptLogprobs, SamplingParams, TokenLogprobs
+from protos.inference_pb2 import FINISH_REASON_LENGTH, SamplingParams
 from router.accepted import Request, RequestTrace
-from router.errors import QueueFull, RequestError, Unavailable
-from router.replicas.dispatcher import Dispatcher, Placement
-from router.replicas.policies import POLICIES
-from router.replicas.replica import ReplicaOptions
-from router.replicas.replica_set import ReplicaSet
+from router.errors import Internal, QueueFull, RequestError, Unavailable
 from router.replicas.session import Session
+from router.security.identity import RateLimits
+from router.streams.choices import new_choices
+from router.streams.outbox import Outbox, WriteQueue
+from router.streams.placement import Dispatcher, Placement
+from router.streams.states import State
+from router.streams.stream import Stream
 from router.telemetry.metrics import RouterMetrics
+from router.text.tokenizer import Tokenizer
+from tests.support.replicas import replica_set
 
 
 class Trace(RequestTrace):
@@ -27,60 +31,17 @@ class Trace(RequestTrace):
         self.causes.append(cause)
 
 
-class FakeStream:
-    """A stream of one choice; the test decides how many tokens it gets."""
+class Letters(Tokenizer):
+    """Each token is the letter of its number."""
 
-    def __init__(self, dispatcher: Dispatcher, features: frozenset[str] = frozenset()) -> None:
-        self.trace = Trace()
-        self.request = Request(
-            request_id="r",
-            scoped_id="r",
-            model="m",
-            prompt_token_ids=[1, 2],
-            sampling=SamplingParams(max_tokens=99),
-            arrival=time.monotonic(),
-            trace=self.trace,
-            features=features,
-        )
-        self.done = self.complete = self.finished = False
-        self.num_output_tokens, self.num_tokens_to_come = 0, 99
-        self.sampling_to_submit = SamplingParams(max_tokens=99)
-        self.error: RequestError | None = None
-        self.exact = True
-        self.placement = dispatcher.open(self)
+    def __init__(self) -> None:
+        self.special_ids = frozenset()
 
-    def starts(self) -> list[wire.SequenceStart]:
-        return [wire.SequenceStart(choice=0, output_token_ids=[5] * self.num_output_tokens)]
+    def token_bytes(self, token_id: int) -> bytes:
+        return chr(token_id).encode()
 
-    def begin(self, fingerprint: str, *, exact: bool) -> None:
-        self.exact = exact
-
-    def note_inexact(self) -> None:
-        self.exact = False
-
-    def note_drafts(self, ended: wire.SequenceFinish) -> None:
-        pass
-
-    def finish(self) -> None:
-        self.done = self.finished = True
-
-    def fail(self, error: RequestError, reason: wire.CancelReason = wire.CANCEL_REASON_CLIENT) -> None:
-        if not self.done:
-            self.done, self.error = True, error
-        self.placement.leave(reason)
-
-    def on_tokens(
-        self,
-        choice: int,
-        first_token: int,
-        token_ids: Sequence[int],
-        logprobs: Sequence[TokenLogprobs],
-        ended: wire.SequenceFinish | None,
-    ) -> None:
-        raise AssertionError
-
-    def on_prompt_logprobs(self, frame: PromptLogprobs) -> None:
-        raise AssertionError
+    def token_text(self, token_id: int) -> str | None:
+        return chr(token_id)
 
 
 class Cluster:
@@ -88,9 +49,7 @@ class Cluster:
 
     def __init__(self, *fingerprints: str) -> None:
         self.metrics = RouterMetrics()
-        options = ReplicaOptions(router_id="router", model_name="m", silence_timeout=10.0)
-        addresses = [f"unix:{number}" for number in range(len(fingerprints))]
-        self.replicas = ReplicaSet(addresses, POLICIES["least_loaded"](), options, self.metrics)
+        self.replicas = replica_set([f"unix:{number}" for number in range(len(fingerprints))], self.metrics)
         self.dispatcher = Dispatcher(self.replicas, self.metrics)
         for number, fingerprint in enumerate(fingerprints):
             self.open(number, fingerprint)
@@ -102,8 +61,22 @@ class Cluster:
         session = self.replicas.replicas[number].session = Session(welcome)
         return session
 
-    def place(self, *features: str) -> tuple[FakeStream, Placement]:
-        stream = FakeStream(self.dispatcher, frozenset(features))
+    def place(self, *features: str, name: str = "r") -> tuple[Stream, Placement]:
+        """A stream of one choice, which a "z" ends."""
+        sampling = SamplingParams(n=1, max_tokens=99, stop=["z"])
+        request = Request(
+            request_id=name,
+            scoped_id=name,
+            model="m",
+            prompt_token_ids=[1, 2],
+            sampling=sampling,
+            arrival=time.monotonic(),
+            trace=Trace(),
+            features=frozenset(features),
+        )
+        outbox, limits = Outbox(2**20, WriteQueue()), RateLimits()
+        choices = new_choices(sampling, (), Letters())
+        stream = Stream(request, choices, [], self.dispatcher, self.metrics, outbox, limits)
         self.dispatcher.place(stream.placement)
         return stream, stream.placement
 
@@ -119,6 +92,22 @@ class Cluster:
         return self.metrics.registry.get_sample_value("octavo_router_held_streams")
 
 
+def _say(placement: Placement, text: str, finish: wire.SequenceFinish | None = None) -> None:
+    """Sends tokens from the stream's replica."""
+    assert placement.session is not None
+    outputs = wire.StepOutputs(
+        groups=[placement._group],
+        choices=[0],
+        first_tokens=[placement.stream.num_output_tokens],
+        num_tokens=[len(text)],
+        token_ids=map(ord, text),
+    )
+    if finish is not None:
+        finish.group = placement._group
+        outputs.finishes.append(finish)
+    placement.session.receive(wire.SchedulerMessage(outputs=outputs))
+
+
 def _refuse(placement: Placement) -> None:
     assert placement.session is not None
     rejected = wire.Rejected(group=placement._group, reason=wire.REJECT_REASON_QUEUE_FULL, message="full")
@@ -131,6 +120,19 @@ def _sent(session: Session | None) -> list[wire.RouterMessage]:
     return [message for message in sent if isinstance(message, wire.RouterMessage)]
 
 
+def _error(stream: Stream) -> RequestError | None:
+    try:
+        stream.outbox.raise_error()
+    except RequestError as error:
+        return error
+    return None
+
+
+def _causes(stream: Stream) -> list[str]:
+    assert isinstance(stream.request.trace, Trace)
+    return stream.request.trace.causes
+
+
 async def test_a_new_stream_tries_one_other_replica_and_is_refused() -> None:
     cluster = Cluster("one", "one", "one")
     stream, placement = cluster.place()
@@ -138,23 +140,23 @@ async def test_a_new_stream_tries_one_other_replica_and_is_refused() -> None:
     _refuse(placement)
     assert placement.session not in (None, first)
     _refuse(placement)
-    assert isinstance(stream.error, QueueFull)
-    assert not placement.is_placed
-    assert stream.trace.causes == ["refused: full", "refused: full", ""]
+    assert isinstance(_error(stream), QueueFull)
+    assert (placement.state, placement.session) == (State.ENDED, None)
+    assert _causes(stream) == ["refused: full", "refused: full", ""]
 
 
 async def test_a_stream_that_had_begun_is_parked_and_goes_on_where_a_replica_comes_back() -> None:
     cluster = Cluster("one")
     stream, placement = cluster.place()
-    stream.num_output_tokens = 3
+    _say(placement, "abc")
     cluster.lose(placement)
-    assert (cluster.num_parked, placement.is_parked, placement.is_placed) == (1, True, False)
+    assert (cluster.num_parked, placement.state, placement.session) == (1, State.PARKED, None)
     session = cluster.open(0, "two")
     cluster.replicas._changed()
     await asyncio.sleep(0)  # on a busy machine one slice may not do it all
-    assert (cluster.num_parked, placement.is_parked, placement.session) == (0, False, session)
+    assert (cluster.num_parked, placement.state, placement.session) == (0, State.PLACED, session)
     [message] = _sent(session)
-    assert (list(message.submit.choices[0].output_token_ids), message.submit.attempt) == ([5, 5, 5], 1)
+    assert (bytes(message.submit.choices[0].output_token_ids), message.submit.attempt) == (b"abc", 1)
     assert not stream.exact
     assert placement.fingerprint == "one", "not the fingerprint that the client was told"
 
@@ -168,7 +170,7 @@ async def test_the_grammar_engine_counts_for_streams_with_a_constraint_alone(fea
     stream, placement = cluster.place(*features)
     assert placement.session is first
     assert placement.fingerprint == ("one+texts 1" if features else "one")
-    stream.num_output_tokens = 3
+    _say(placement, "abc")
     cluster.open(1, "one", "texts 2")
     same = cluster.open(2, "one", "texts 1")
     cluster.lose(placement)
@@ -185,7 +187,7 @@ async def test_a_parked_stream_that_ends_is_forgotten() -> None:
     stream, placement = cluster.place()
     cluster.lose(placement)
     stream.fail(Unavailable("enough"))
-    assert (cluster.num_parked, placement.is_parked) == (0, False)
+    assert (cluster.num_parked, placement.state) == (0, State.ENDED)
 
 
 async def test_a_stream_that_replicas_lose_without_a_token_ends_and_each_token_counts_anew() -> None:
@@ -193,24 +195,25 @@ async def test_a_stream_that_replicas_lose_without_a_token_ends_and_each_token_c
     stream, placement = cluster.place()
     for _ in range(3):
         cluster.lose(placement)
-    stream.num_output_tokens = 1
+    _say(placement, "a")
     for _ in range(16):
-        assert stream.error is None
+        assert not stream.done
         cluster.lose(placement)
-    assert stream.error is None
+    assert not stream.done
     cluster.open(0)
     cluster.replicas._changed()
     cluster.lose(placement)
-    assert isinstance(stream.error, Unavailable)
-    assert "17 replicas in a row" in str(stream.error)
+    assert isinstance(error := _error(stream), Unavailable)
+    assert "17 replicas in a row" in str(error)
 
 
 async def test_a_replica_that_goes_once_all_is_complete_ends_the_stream_well() -> None:
     cluster = Cluster("one", "one")
     stream, placement = cluster.place()
-    stream.complete = True
+    _say(placement, "az")
+    assert (stream.complete, placement.state) == (True, State.PLACED), "the replica still tells what was cached"
     cluster.lose(placement)
-    assert stream.finished
+    assert (placement.state, _error(stream)) == (State.ENDED, None)
     assert placement.num_resubmissions == 0
 
 
@@ -228,7 +231,7 @@ async def test_a_stream_that_migrates_leaves_before_it_is_submitted_again() -> N
     assert cancel.cancel.reason == wire.CANCEL_REASON_MOVED
     [submit] = _sent(there)
     assert submit.submit.attempt == 1
-    assert stream.trace.causes == ["moved: drain", ""]
+    assert _causes(stream) == ["moved: drain", ""]
 
 
 async def test_a_wait_is_told_once_however_often_the_stream_tries() -> None:
@@ -239,8 +242,45 @@ async def test_a_wait_is_told_once_however_often_the_stream_tries() -> None:
         cluster.dispatcher._go_on(placement)
     cluster.open(0)
     cluster.dispatcher._go_on(placement)
-    assert placement.is_placed
+    assert placement.state is State.PLACED
     cluster.lose(placement)
     told = [each.kind for each in cluster.metrics.events.since(0)]
     assert told == ["parked", "moved", "parked"]
     cluster.dispatcher.forget(placement)
+
+
+async def test_a_rest_ends_the_group_so_that_a_loss_does_not_submit_the_stream_a_second_time() -> None:
+    """Its Session may end while the message is taken in with which the group ended."""
+    cluster = Cluster("one", "one")
+    stream, placement = cluster.place()
+    session = placement.session
+    assert session is not None
+    placement.rest()
+    session.lose("gone")
+    assert (placement.state, placement.num_resubmissions, _error(stream)) == (State.RESTING, 0, None)
+
+
+async def test_a_change_that_the_table_lacks_ends_that_stream_alone(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster("one")
+    stream, placement = cluster.place()
+    other, _ = cluster.place(name="other")
+    session = placement.session
+    assert session is not None
+    _sent(session)
+    with caplog.at_level(logging.ERROR):
+        # A replica has it already.
+        placement.submit_to(session)
+    assert isinstance(error := _error(stream), Internal)
+    assert "a stream that is placed can't become placed" in str(error)
+    [record] = caplog.records
+    assert (record.getMessage(), getattr(record, "request_id", "")) == (str(error), "r")
+    assert placement.state is State.ENDED
+    [cancel] = _sent(session)
+    assert cancel.cancel.group == placement._group
+    # Nothing of it happens twice, or to others.
+    _say(other.placement, "ab", wire.SequenceFinish(choice=0, reason=FINISH_REASON_LENGTH))
+    assert (other.placement.state, _error(other), other.num_output_tokens) == (State.ENDED, None, 2)
+    placement.rest()
+    placement.on_lost("gone")
+    stream.fail(Unavailable("later"))
+    assert _error(stream) is error

@@ -7,13 +7,13 @@ still sends is dropped.
 import asyncio
 import logging
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 
+from protos.admin_pb2 import MigrateResponse
 from router.errors import InvalidRequest, NotMigrated
-from router.replicas.dispatcher import Dispatcher, Placement
 from router.replicas.replica import Replica
 from router.replicas.replica_set import ReplicaSet
 from router.replicas.slices import run_in_slices
+from router.streams.placement import Dispatcher, Placement
 from router.telemetry.metrics import RouterMetrics
 
 log = logging.getLogger("octavo.router.migrations")
@@ -27,15 +27,6 @@ _LOOK_AGAIN_S = 1.0
 _FEW_TOKENS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Migration:
-    """A completed move: its replicas, as in scheduler_addresses, and the output tokens that the client had."""
-
-    moved_from: str
-    moved_to: str
-    num_output_tokens: int
-
-
 class Migrations:
     def __init__(self, replicas: ReplicaSet, dispatcher: Dispatcher, metrics: RouterMetrics) -> None:
         self._replicas = replicas
@@ -46,7 +37,7 @@ class Migrations:
         self._look_by: float | None = None
         replicas.subscribe(self._on_change)
 
-    def migrate(self, placement: Placement, address: str) -> Migration:
+    def migrate(self, placement: Placement, address: str) -> MigrateResponse:
         """Moves one live stream. address: the target, as in scheduler_addresses; empty: the policy chooses.
 
         Raises InvalidRequest if there is no such replica, NotMigrated if none can continue it exactly.
@@ -70,7 +61,7 @@ class Migrations:
                 f"{placement.fingerprint[:12]}): {self._replicas.describe()}"
             )
         self._move(placement, there, "asked")
-        return Migration(
+        return MigrateResponse(
             moved_from=here.address,
             moved_to=there.address,
             num_output_tokens=placement.stream.num_output_tokens,
