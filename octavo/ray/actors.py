@@ -1,8 +1,8 @@
-"""Wraps Ray's actors and placement groups in the interface that the fleet needs."""
+"""Ray's actors and placement groups, as the fleet needs them."""
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from octavo.cluster.processes import Stage
 from octavo.ray.host import ProcessHost
@@ -18,47 +18,21 @@ class ActorGone(Exception):
     """A call got no answer: the actor, its node or the connection is gone. The message names Ray's error."""
 
 
-class Actor(Protocol):
+class RayActor:
     """An octavo.ray.host.ProcessHost on any node."""
 
-    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """Calls a method. Raises ActorGone, also while Ray restarts the actor."""
-        ...
-
-    async def call_patiently(self, method: str, *args: Any) -> Any:
-        """Calls a method, and retries until the actor answers."""
-        ...
-
-    def kill(self) -> None:
-        """Ends the actor; Ray does not restart it."""
-        ...
-
-
-class Actors(Protocol):
-    async def place(self, groups: Sequence[GroupPlan]) -> None:
-        """Returns once there is room for all groups; from then on the room is reserved."""
-        ...
-
-    def start(self, name: str, stage: Stage, at: tuple[int, int], resources: Resources) -> Actor:
-        """Starts a ProcessHost. at: group and bundle."""
-        ...
-
-    def start_here(self, name: str, stage: Stage) -> Actor:
-        """Starts a ProcessHost on this node."""
-        ...
-
-
-class RayActor:
     def __init__(self, ray: Any, handle: Any) -> None:
         self._ray, self._handle = ray, handle
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Calls a method. Raises ActorGone, also while Ray restarts the actor."""
         try:
             return await getattr(self._handle, method).remote(*args, **kwargs)
         except self._ray.exceptions.RayActorError as error:
             raise ActorGone(type(error).__name__) from error
 
     async def call_patiently(self, method: str, *args: Any) -> Any:
+        """Calls a method, and retries until the actor answers."""
         while True:
             try:
                 return await self.call(method, *args)
@@ -66,6 +40,7 @@ class RayActor:
                 await asyncio.sleep(_RETRY_S)
 
     def kill(self) -> None:
+        """Ends the actor; Ray does not restart it."""
         self._ray.kill(self._handle, no_restart=True)
 
 
@@ -78,12 +53,14 @@ class RayActors:
         self._groups: list[Any] = []
 
     async def place(self, groups: Sequence[GroupPlan]) -> None:
+        """Returns once there is room for all groups; from then on the room is reserved."""
         util = self._ray.util
         self._groups = [util.placement_group(list(group.bundles), strategy=group.strategy) for group in groups]
         for group in self._groups:
             await group.ready()
 
     def start(self, name: str, stage: Stage, at: tuple[int, int], resources: Resources) -> RayActor:
+        """Starts a ProcessHost. at: group and bundle."""
         group, bundle = at
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             placement_group=self._groups[group], placement_group_bundle_index=bundle
@@ -91,6 +68,7 @@ class RayActors:
         return self._start(name, stage, resources, strategy)
 
     def start_here(self, name: str, stage: Stage) -> RayActor:
+        """Starts a ProcessHost on this node."""
         node = self._ray.get_runtime_context().get_node_id()
         strategy = self._ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False)
         return self._start(name, stage, _ROUTER, strategy)

@@ -17,7 +17,7 @@ from octavo.cluster.errors import ClusterError
 from octavo.cluster.processes import ProcessSpec, Stage, Unit
 from octavo.cluster.quarantine import quarantine_of, quarantine_text, released_text
 from octavo.cluster.readiness import grpc_target
-from octavo.ray.actors import Actor, ActorGone, Actors
+from octavo.ray.actors import ActorGone, RayActor, RayActors
 from octavo.ray.placement import Needs, PlacementPlan
 from octavo.ray.settings import ProcessSettings, router_settings, scheduler_settings, worker_settings
 from runtime.telemetry.quarantine import FILE_NAME, QuarantineNote, text_of
@@ -41,7 +41,7 @@ class RayFleet:
     def __init__(
         self,
         options: Options,
-        actors: Actors,
+        actors: RayActors,
         plan: PlacementPlan,
         needs: Needs,
         keys: Mapping[str, str],
@@ -53,7 +53,7 @@ class RayFleet:
         self._options, self._actors, self._plan, self._needs, self._keys = options, actors, plan, needs, keys
         self._display = display
         self._specs = {spec.name: spec for spec in specs}
-        self._hosts: dict[str, Actor] = {}
+        self._hosts: dict[str, RayActor] = {}
         # Where each replica's scheduler is, once known: the node's address and its first port.
         self._places: dict[int, tuple[str, int]] = {}
         self._has_moved = asyncio.Condition()
@@ -99,7 +99,7 @@ class RayFleet:
             task.cancel()
         self.kill()
 
-    async def _tell(self, hosts: list[Actor], seconds: float, method: str, *args: object) -> None:
+    async def _tell(self, hosts: list[RayActor], seconds: float, method: str, *args: object) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await asyncio.gather(*(host.call(method, *args) for host in hosts), return_exceptions=True)
@@ -219,7 +219,7 @@ class RayFleet:
                 moving.cancel()
                 running.cancel()
 
-    async def _run(self, name: str, host: Actor, settings: ProcessSettings) -> None:
+    async def _run(self, name: str, host: RayActor, settings: ProcessSettings) -> None:
         """Runs a process until it was told to end, its actor has gone, or it is given up. Raises ProcessFailed if the
         cluster ends with it."""
         options = self._options

@@ -5,7 +5,6 @@ A screen above them asks before anything is changed, or shows what happened to a
 import time
 from collections.abc import Callable
 from io import StringIO
-from typing import Protocol
 
 from rich.console import Console
 from rich.text import Text
@@ -15,7 +14,7 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Static
 
-from octavo.client.admin import Explanation, Migration
+from octavo.client.admin import Admin, Explanation
 from octavo.client.errors import OctavoError
 from octavo.timeline import draw
 from octavo.top.rows import (
@@ -78,18 +77,6 @@ def _drawn(explanation: Explanation, width: int) -> Text:
     return Text.from_ansi(output.getvalue())
 
 
-class Watched(Protocol):
-    """The part of octavo.client.admin.Admin that is used here. Methods raise OctavoError."""
-
-    def observe(self) -> pb.ObserveResponse: ...
-
-    def explain(self, request_id: str) -> Explanation: ...
-
-    def migrate(self, request_id: str, replica: str = "") -> Migration: ...
-
-    def hold(self, replica: str, state: str) -> int: ...
-
-
 _HINT = "Tab: the other table   Enter: explain the request"
 
 
@@ -115,7 +102,7 @@ class Top(App[None]):
     #explained { width: 100%; height: 90%; border: solid $accent; padding: 0 1; }
     """
 
-    def __init__(self, admin: Watched, target: str, *, interval: float = 1.0) -> None:
+    def __init__(self, admin: Admin, target: str, *, interval: float = 1.0) -> None:
         """interval: seconds between two looks."""
         super().__init__()
         self._admin, self._target, self._interval = admin, target, interval

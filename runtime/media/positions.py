@@ -6,6 +6,7 @@ from typing import Protocol
 import numpy as np
 
 
+# Messages of two protocols have these fields, and the scheduler's record of an item.
 class Span(Protocol):
     """Where an item's tokens are; protos/inference.proto: ItemSpan, and protos/step.proto: RowItem."""
 

@@ -1,29 +1,13 @@
 """Sends routers that watch the prefix cache its content and its changes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
 
+from scheduler.core.core import Core
 from scheduler.core.messages import BlockRemoved, BlockStored, CacheCleared, CacheEvent
 
 # At most this many hashes of older cache content go to a new watcher between two steps: 7 ms of the step loop,
 # measured, and 150 KB. A million at once would overfill the router's buffer.
 MAX_UNTOLD_AT_ONCE = 4096
-
-
-class WatchedCache(Protocol):
-    """The part of the core that watchers need."""
-
-    def watch_cache(self, enabled: bool, *, contents: bool = False) -> None:
-        """Starts or stops keeping events, with the contents of blocks or without."""
-        ...
-
-    def take_cache_events(self) -> Sequence[CacheEvent]:
-        """Returns the changes since the last call."""
-        ...
-
-    def cached_hashes(self) -> Iterable[bytes]:
-        """Hashes of the blocks that can be found now."""
-        ...
 
 
 class CacheWatchers:
@@ -46,21 +30,21 @@ class CacheWatchers:
         """Removes a Session, even one that never watched."""
         self._untold.pop(session, None)
 
-    def take(self, cache: WatchedCache) -> Iterator[tuple[int, Sequence[CacheEvent]]]:
+    def take(self, core: Core) -> Iterator[tuple[int, Sequence[CacheEvent]]]:
         """Yields the events for each Session since the last call."""
         is_wanted = bool(self._untold) or self._publish is not None
         if is_wanted != self._is_on:
-            cache.watch_cache(is_wanted, contents=self._publish is not None)
+            core.watch_cache(is_wanted, contents=self._publish is not None)
             self._is_on = is_wanted
         if not is_wanted:
             return
-        changes = cache.take_cache_events()
+        changes = core.take_cache_events()
         if changes and self._publish is not None:
             self._publish(changes)
         for session, untold in self._untold.items():
             if untold is None:
                 # The hashes include the changes already.
-                untold = self._untold[session] = dict.fromkeys(cache.cached_hashes())
+                untold = self._untold[session] = dict.fromkeys(core.cached_hashes())
                 events: list[CacheEvent] = [CacheCleared()]
             else:
                 _forget(untold, changes)

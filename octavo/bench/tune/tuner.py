@@ -19,6 +19,7 @@ from octavo.lab.errors import TuningError
 from octavo.lab.journal import Journal
 
 
+# In tests the times are made up: there is no GPU to measure.
 class Gpu(Protocol):
     """Measures on one GPU: GpuProcess, and in tests one whose times are made up."""
 

@@ -41,6 +41,7 @@ class TrialFailed(Exception):
     """A setting with which the cluster does not start or does not serve; the message says why."""
 
 
+# Tests and benchmarks tune clusters on a virtual clock, too.
 class Cluster(Protocol):
     """A running cluster, which its context ends."""
 
@@ -53,6 +54,7 @@ class Cluster(Protocol):
         ...
 
 
+# Tests and benchmarks tune clusters on a virtual clock, too.
 class Clusters(Protocol):
     """Two kinds: on this machine, and on a virtual clock (tests.support.scheduler.simulated_clusters), which
     benchmarks use as well."""

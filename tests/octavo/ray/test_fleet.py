@@ -18,7 +18,7 @@ from octavo.cluster.display import Display
 from octavo.cluster.errors import ClusterError, ProcessFailed
 from octavo.cluster.processes import Stage, cluster_processes
 from octavo.ray import fleet
-from octavo.ray.actors import ActorGone
+from octavo.ray.actors import ActorGone, RayActor, RayActors
 from octavo.ray.fleet import RayFleet, check
 from octavo.ray.placement import GroupPlan, Resources, needs_of, plan_placement
 
@@ -28,7 +28,7 @@ KEYS = {
 }
 
 
-class StandInActor:
+class StandInActor(RayActor):
     def __init__(self, name: str, node: str) -> None:
         self.name, self.node = name, node
         self.runs: list[dict[str, Any]] = []
@@ -38,8 +38,6 @@ class StandInActor:
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return await getattr(self, method)(*args, **kwargs)
-
-    call_patiently = call
 
     async def place(self, num_ports: int = 0, before: tuple[str, int] = ("", 0)) -> tuple[str, str, int]:
         number = int(self.node.removeprefix("node "))
@@ -79,7 +77,7 @@ class StandInActor:
         self.is_killed = True
 
 
-class StandInActors:
+class StandInActors(RayActors):
     def __init__(self, has_room: bool = True) -> None:
         self.has_room = has_room
         self.by_name: dict[str, StandInActor] = {}

@@ -9,7 +9,7 @@ from rich.text import Text
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static
 
-from octavo.client.admin import Explanation, Migration, RequestTimeline, TimelineEntry
+from octavo.client.admin import Admin, Explanation, Migration, RequestTimeline, TimelineEntry
 from octavo.client.errors import RequestNotFound, Unavailable
 from octavo.top.app import Confirm, Explained, Top
 from octavo.top.rows import replica_row, request_row
@@ -17,7 +17,7 @@ from protos import admin_pb2 as pb
 from runtime.telemetry.rates import ReplicaRates
 
 
-class FakeAdmin:
+class FakeAdmin(Admin):
     """A cluster of two replicas; notes what is asked of it."""
 
     def __init__(self) -> None:

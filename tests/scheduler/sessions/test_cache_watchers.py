@@ -6,6 +6,7 @@ import pytest
 
 from protos import scheduler_pb2
 from runtime.wire import SESSION_MESSAGE_BYTES
+from scheduler.core.core import Core
 from scheduler.core.messages import BlockRemoved, BlockStored, CacheCleared, CacheEvent
 from scheduler.core.state.blocks import BlockPool
 from scheduler.sessions.cache_watchers import MAX_UNTOLD_AT_ONCE, CacheWatchers
@@ -17,7 +18,7 @@ def name(number: int) -> bytes:
     return number.to_bytes(32, "little")
 
 
-class Cache:
+class Cache(Core):
     """The core's part in watching, around a real BlockPool."""
 
     def __init__(self, num_blocks: int) -> None:
