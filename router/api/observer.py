@@ -15,7 +15,7 @@ from router.replicas.replica import Replica
 from router.replicas.replica_set import ReplicaSet
 from router.security.identity import Identity, caller
 from router.streams.registry import StreamRegistry
-from router.streams.states import State
+from router.streams.states import StreamState
 from router.streams.stream import Stream
 from router.telemetry.event_log import EventLog
 from router.telemetry.metrics import RouterMetrics
@@ -124,14 +124,14 @@ def _request_view(stream: Stream, now: float, identity: Identity) -> pb.RequestV
     is_own = request.tenant == identity.tenant
     return pb.RequestView(
         request_id=request.request_id if is_own else request.scoped_id,
-        replica_id=stream.placement.replica if stream.placement.state is State.PLACED else "",
+        replica_id=stream.placement.replica if stream.placement.state is StreamState.PLACED else "",
         num_prompt_tokens=len(request.prompt_token_ids),
         num_output_tokens=stream.num_output_tokens,
         max_tokens=request.sampling.max_tokens * max(request.sampling.n, 1),
         age=now - request.arrival,
         time_to_first_token=-1.0 if first is None else first - request.arrival,
         num_resubmissions=stream.placement.num_resubmissions,
-        is_parked=stream.placement.state is State.PARKED,
+        is_parked=stream.placement.state is StreamState.PARKED,
     )
 
 

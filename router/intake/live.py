@@ -12,7 +12,7 @@ from router.replicas.replica import Replica
 from router.security.identity import caller
 from router.streams.migrations import Migrations
 from router.streams.registry import StreamRegistry
-from router.streams.states import State
+from router.streams.states import StreamState
 
 
 class LiveRequests:
@@ -90,7 +90,7 @@ class LiveRequests:
 
     def waiting_here(self, scoped_id: str) -> RequestTimeline | None:
         stream = self._registry.find(scoped_id)
-        if stream is None or stream.placement.state not in (State.WAITING, State.PARKED):
+        if stream is None or stream.placement.state not in (StreamState.WAITING, StreamState.PARKED):
             return None
         request = stream.request
         queued = TimelineEntry(

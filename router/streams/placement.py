@@ -26,7 +26,7 @@ from router.errors import (
 from router.replicas.replica_set import ReplicaSet
 from router.replicas.session import Session
 from router.replicas.slices import run_in_slices
-from router.streams.states import Lifecycle, State
+from router.streams.states import Lifecycle, StreamState
 from router.telemetry.metrics import RouterMetrics
 from runtime.wire import RESUBMISSION_BITS, SESSION_PART_TOKENS
 
@@ -49,7 +49,7 @@ class Placement(Lifecycle):
     """Where a stream is computed: has its group in one Session after the other."""
 
     def __init__(self, stream: "Stream", dispatcher: "Dispatcher") -> None:
-        super().__init__(State.WAITING)
+        super().__init__(StreamState.WAITING)
         self.stream = stream
         # The one whose replica has the stream; None in other states than PLACED.
         self.session: Session | None = None
@@ -80,7 +80,7 @@ class Placement(Lifecycle):
     def can_leave(self) -> bool:
         """True if another replica can continue the stream, whose tokens so far must fit into one message."""
         return (
-            self.state is State.PLACED
+            self.state is StreamState.PLACED
             and not self.stream.complete
             and self.stream.num_output_tokens <= SESSION_PART_TOKENS
             and self.num_resubmissions < _MOST_RESUBMISSIONS
@@ -88,7 +88,7 @@ class Placement(Lifecycle):
 
     def submit_to(self, session: Session) -> None:
         """Hands the unfinished choices to a replica, with their tokens so far."""
-        if not self.become(State.PLACED):
+        if not self.become(StreamState.PLACED):
             return
         request = self.stream.request
         if self.fingerprint != fingerprint_of(session.welcome.model, request.features):
@@ -116,7 +116,7 @@ class Placement(Lifecycle):
 
     def rest(self) -> None:
         """Notes that the group has ended, but not the stream, which asks for more later (`ask_more`)."""
-        if self.become(State.RESTING):
+        if self.become(StreamState.RESTING):
             self.rested_on = self.session
             self._give_up_group()
 
@@ -132,16 +132,16 @@ class Placement(Lifecycle):
     def end(self, reason: wire.CancelReason) -> None:
         """Notes that nothing more is computed for the stream. reason: for the replica that has it, if one has. Later
         calls change nothing."""
-        if self.state is State.ENDED:
+        if self.state is StreamState.ENDED:
             return
-        if self.state is State.PARKED:
+        if self.state is StreamState.PARKED:
             self._dispatcher.forget(self)
-        self.become(State.ENDED)
+        self.become(StreamState.ENDED)
         self._give_up_group(reason)
 
     def _leave(self, reason: wire.CancelReason) -> bool:
         """Takes the stream from its replica. One that goes on elsewhere still counts what was done for it here."""
-        if not self.become(State.WAITING):
+        if not self.become(StreamState.WAITING):
             return False
         self._give_up_group(reason, self.stream.note_drafts)
         return True
@@ -177,7 +177,7 @@ class Placement(Lifecycle):
         session, self.session = self.session, None
         stream = self.stream
         stream.request.trace.left(f"refused: {rejected.message}")
-        if not self.become(State.WAITING):
+        if not self.become(StreamState.WAITING):
             return
         if rejected.reason in (wire.REJECT_REASON_QUEUE_FULL, wire.REJECT_REASON_DRAINING):
             if session is not None:
@@ -195,7 +195,7 @@ class Placement(Lifecycle):
         self.session = None
         stream = self.stream
         stream.request.trace.left(cause)
-        if not self.become(State.WAITING):
+        if not self.become(StreamState.WAITING):
             return
         if stream.complete:
             stream.finish()
@@ -431,8 +431,8 @@ class Dispatcher:
 
     def _park(self, placement: Placement) -> None:
         """Parks a stream, or leaves it so after another try."""
-        if placement.state is not State.PARKED:
-            if not placement.become(State.PARKED):
+        if placement.state is not StreamState.PARKED:
+            if not placement.become(StreamState.PARKED):
                 return
             self._note(placement, "parked", "waits for a replica", placement.stream.num_output_tokens)
         self._parked.park(placement.stream, lambda: self._go_on(placement))

@@ -23,7 +23,7 @@ from router.errors import Internal
 log = logging.getLogger("octavo.router.streams")
 
 
-class State(Enum):
+class StreamState(Enum):
     """A state of a stream; its value is the word for people."""
 
     # No replica has it: one is chosen at once.
@@ -45,26 +45,26 @@ class State(Enum):
     FORGOTTEN = "forgotten"
 
 
-FOLLOWERS: Mapping[State, frozenset[State]] = {
-    State.WAITING: frozenset({State.PLACED, State.PARKED, State.ENDED}),
-    State.PLACED: frozenset({State.WAITING, State.RESTING, State.ENDED}),
-    State.RESTING: frozenset({State.PLACED, State.PARKED, State.ENDED}),
-    State.PARKED: frozenset({State.PLACED, State.ENDED}),
-    State.ENDED: frozenset(),
-    State.ATTACHED: frozenset({State.ATTACHED, State.DETACHED, State.FORGOTTEN}),
-    State.DETACHED: frozenset({State.ATTACHED, State.FORGOTTEN}),
-    State.FORGOTTEN: frozenset(),
+FOLLOWERS: Mapping[StreamState, frozenset[StreamState]] = {
+    StreamState.WAITING: frozenset({StreamState.PLACED, StreamState.PARKED, StreamState.ENDED}),
+    StreamState.PLACED: frozenset({StreamState.WAITING, StreamState.RESTING, StreamState.ENDED}),
+    StreamState.RESTING: frozenset({StreamState.PLACED, StreamState.PARKED, StreamState.ENDED}),
+    StreamState.PARKED: frozenset({StreamState.PLACED, StreamState.ENDED}),
+    StreamState.ENDED: frozenset(),
+    StreamState.ATTACHED: frozenset({StreamState.ATTACHED, StreamState.DETACHED, StreamState.FORGOTTEN}),
+    StreamState.DETACHED: frozenset({StreamState.ATTACHED, StreamState.FORGOTTEN}),
+    StreamState.FORGOTTEN: frozenset(),
 }
 
 
 class Lifecycle(ABC):
     """A stream's state, of one of the two kinds."""
 
-    def __init__(self, first: State) -> None:
+    def __init__(self, first: StreamState) -> None:
         # Read it; `become` changes it.
         self.state = first
 
-    def become(self, state: State) -> bool:
+    def become(self, state: StreamState) -> bool:
         """Changes the state. A change that FOLLOWERS lacks is a fault of this program: it is logged, ends this stream
         and no other, and False is returned, upon which the caller does nothing more."""
         if state in FOLLOWERS[self.state]:

@@ -22,7 +22,7 @@ from router.security.identity import RateLimits
 from router.streams.choices import Choice, Delta
 from router.streams.outbox import TAKEN_BYTES, Outbox, OutboxFullError
 from router.streams.placement import Dispatcher
-from router.streams.states import State
+from router.streams.states import StreamState
 from router.telemetry.metrics import RouterMetrics
 
 log = logging.getLogger("octavo.router.streams")
@@ -71,7 +71,7 @@ class Stream:
     @property
     def done(self) -> bool:
         """True once nothing more is computed for it, after success or failure."""
-        return self.placement.state is State.ENDED
+        return self.placement.state is StreamState.ENDED
 
     @property
     def complete(self) -> bool:
@@ -291,7 +291,7 @@ class Stream:
     def _finish_if_complete(self) -> None:
         if self.done or not self.complete:
             return
-        if (self._cached_tokens is None or self._cut) and self.placement.state is State.PLACED:
+        if (self._cached_tokens is None or self._cut) and self.placement.state is StreamState.PLACED:
             asyncio.get_running_loop().call_later(_USAGE_WAIT_S, self.finish)
         else:
             self.finish()

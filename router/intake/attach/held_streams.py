@@ -11,7 +11,7 @@ from prometheus_client import Gauge
 
 from router.errors import DuplicateRequest, Internal, UnknownRequest
 from router.intake.attach.transcript import Reader, Transcript
-from router.streams.states import Lifecycle, State
+from router.streams.states import Lifecycle, StreamState
 from router.telemetry.call_context import log_fields
 
 log = logging.getLogger("octavo.router.intake.attach")
@@ -39,7 +39,7 @@ class HeldStream(Lifecycle):
         """held: where it is added. timeout: seconds for which it goes on without a reader. end: ends it, if it has not
         ended. kept: for code that knows the protocol. is_single: it is one request, of this id, and not several
         together."""
-        super().__init__(State.ATTACHED)
+        super().__init__(StreamState.ATTACHED)
         self._all = held
         self.scoped_id, self.tenant, self.timeout = scoped_id, tenant, timeout
         self.protocol: Protocol = protocol
@@ -101,7 +101,7 @@ class HeldStreams:
     def begin_reading(self, held: HeldStream, position: int, first: Sequence[Any] = ()) -> Reader[Any]:
         """position, first: as in Transcript.read_from. Raises UnknownRequest if the stream is forgotten."""
         self._leave_detached(held)
-        if not held.become(State.ATTACHED):
+        if not held.become(StreamState.ATTACHED):
             raise UnknownRequest(f"request_id={held.scoped_id.rpartition('/')[2]!r}: its stream is not held any more")
         return held.transcript.read_from(position, first)
 
@@ -115,7 +115,7 @@ class HeldStreams:
             )
             self.forget(held)
             return
-        if not held.become(State.DETACHED):
+        if not held.become(StreamState.DETACHED):
             return
         self._detached[held.tenant][held.scoped_id] = held
         self._gauge.inc()
@@ -148,10 +148,10 @@ class HeldStreams:
 
     def forget(self, held: HeldStream) -> None:
         """Ends a stream, and drops what it has sent. Later calls change nothing."""
-        if held.state is State.FORGOTTEN:
+        if held.state is StreamState.FORGOTTEN:
             return
         self._leave_detached(held)
-        held.become(State.FORGOTTEN)
+        held.become(StreamState.FORGOTTEN)
         if self._streams.get(held.scoped_id) is held:
             del self._streams[held.scoped_id]
         task = asyncio.get_running_loop().create_task(_close(held))
@@ -160,7 +160,7 @@ class HeldStreams:
 
     def _leave_detached(self, held: HeldStream) -> None:
         """Takes a stream off those without a reader, if it is one of them."""
-        if held.state is not State.DETACHED:
+        if held.state is not StreamState.DETACHED:
             return
         if held.timer is not None:
             held.timer.cancel()

@@ -17,7 +17,7 @@ from protos.admin_pb2_grpc import AdminStub
 from router.api.gateway.app import Gateway
 from router.api.gateway.server import GatewayServer
 from router.server import RouterServer
-from router.streams.states import State
+from router.streams.states import StreamState
 from tests.fakes.routers import Received, receive, running_router, running_schedulers, socket_address
 from tests.fakes.scheduler import FakeScheduler
 
@@ -64,7 +64,7 @@ async def _park(router: Begun, scheduler: FakeScheduler) -> None:
     scheduler.send_load()
     scheduler.give_up_all()
     async with asyncio.timeout(10):
-        while any(stream.placement.state is State.PLACED for stream in server.streams):  # noqa: ASYNC110 - nothing tells it
+        while any(stream.placement.state is StreamState.PLACED for stream in server.streams):  # noqa: ASYNC110 - nothing tells it
             await asyncio.sleep(0.01)
 
 

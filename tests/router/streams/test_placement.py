@@ -16,7 +16,7 @@ from router.security.identity import RateLimits
 from router.streams.choices import new_choices
 from router.streams.outbox import Outbox, WriteQueue
 from router.streams.placement import Dispatcher, Placement
-from router.streams.states import State
+from router.streams.states import StreamState
 from router.streams.stream import Stream
 from router.telemetry.metrics import RouterMetrics
 from router.text.tokenizer import Tokenizer
@@ -141,7 +141,7 @@ async def test_a_new_stream_tries_one_other_replica_and_is_refused() -> None:
     assert placement.session not in (None, first)
     _refuse(placement)
     assert isinstance(_error(stream), QueueFull)
-    assert (placement.state, placement.session) == (State.ENDED, None)
+    assert (placement.state, placement.session) == (StreamState.ENDED, None)
     assert _causes(stream) == ["refused: full", "refused: full", ""]
 
 
@@ -150,11 +150,11 @@ async def test_a_stream_that_had_begun_is_parked_and_goes_on_where_a_replica_com
     stream, placement = cluster.place()
     _say(placement, "abc")
     cluster.lose(placement)
-    assert (cluster.num_parked, placement.state, placement.session) == (1, State.PARKED, None)
+    assert (cluster.num_parked, placement.state, placement.session) == (1, StreamState.PARKED, None)
     session = cluster.open(0, "two")
     cluster.replicas._changed()
     await asyncio.sleep(0)  # on a busy machine one slice may not do it all
-    assert (cluster.num_parked, placement.state, placement.session) == (0, State.PLACED, session)
+    assert (cluster.num_parked, placement.state, placement.session) == (0, StreamState.PLACED, session)
     [message] = _sent(session)
     assert (bytes(message.submit.choices[0].output_token_ids), message.submit.attempt) == (b"abc", 1)
     assert not stream.exact
@@ -187,7 +187,7 @@ async def test_a_parked_stream_that_ends_is_forgotten() -> None:
     stream, placement = cluster.place()
     cluster.lose(placement)
     stream.fail(Unavailable("enough"))
-    assert (cluster.num_parked, placement.state) == (0, State.ENDED)
+    assert (cluster.num_parked, placement.state) == (0, StreamState.ENDED)
 
 
 async def test_a_stream_that_replicas_lose_without_a_token_ends_and_each_token_counts_anew() -> None:
@@ -211,9 +211,9 @@ async def test_a_replica_that_goes_once_all_is_complete_ends_the_stream_well() -
     cluster = Cluster("one", "one")
     stream, placement = cluster.place()
     _say(placement, "az")
-    assert (stream.complete, placement.state) == (True, State.PLACED), "the replica still tells what was cached"
+    assert (stream.complete, placement.state) == (True, StreamState.PLACED), "the replica still tells what was cached"
     cluster.lose(placement)
-    assert (placement.state, _error(stream)) == (State.ENDED, None)
+    assert (placement.state, _error(stream)) == (StreamState.ENDED, None)
     assert placement.num_resubmissions == 0
 
 
@@ -242,7 +242,7 @@ async def test_a_wait_is_told_once_however_often_the_stream_tries() -> None:
         cluster.dispatcher._go_on(placement)
     cluster.open(0)
     cluster.dispatcher._go_on(placement)
-    assert placement.state is State.PLACED
+    assert placement.state is StreamState.PLACED
     cluster.lose(placement)
     told = [each.kind for each in cluster.metrics.events.since(0)]
     assert told == ["parked", "moved", "parked"]
@@ -257,7 +257,7 @@ async def test_a_rest_ends_the_group_so_that_a_loss_does_not_submit_the_stream_a
     assert session is not None
     placement.rest()
     session.lose("gone")
-    assert (placement.state, placement.num_resubmissions, _error(stream)) == (State.RESTING, 0, None)
+    assert (placement.state, placement.num_resubmissions, _error(stream)) == (StreamState.RESTING, 0, None)
 
 
 async def test_a_change_that_the_table_lacks_ends_that_stream_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -274,12 +274,12 @@ async def test_a_change_that_the_table_lacks_ends_that_stream_alone(caplog: pyte
     assert "a stream that is placed can't become placed" in str(error)
     [record] = caplog.records
     assert (record.getMessage(), getattr(record, "request_id", "")) == (str(error), "r")
-    assert placement.state is State.ENDED
+    assert placement.state is StreamState.ENDED
     [cancel] = _sent(session)
     assert cancel.cancel.group == placement._group
     # Nothing of it happens twice, or to others.
     _say(other.placement, "ab", wire.SequenceFinish(choice=0, reason=FINISH_REASON_LENGTH))
-    assert (other.placement.state, _error(other), other.num_output_tokens) == (State.ENDED, None, 2)
+    assert (other.placement.state, _error(other), other.num_output_tokens) == (StreamState.ENDED, None, 2)
     placement.rest()
     placement.on_lost("gone")
     stream.fail(Unavailable("later"))
