@@ -25,7 +25,7 @@ from router.api.grpc_errors import grpc_errors
 from router.errors import InvalidRequest, RequestError, RouterFull
 from router.security.identity import caller_share
 from router.security.message_memory import set_release
-from router.text.tokenizer_pool import Turns
+from router.turns import Turns
 from runtime.shares import SharedRoom
 
 # Time for a message to arrive; while others wait, a message that is not there after the second one is given up.

@@ -11,16 +11,17 @@ import hashlib
 import math
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from protos.inference_pb2 import Constraint, ModelInfo
 from router.errors import InvalidConstraint, MissingFeature
-from router.intake.outcomes import Outcome, Outcomes, Refusal
 from router.security.identity import caller_share
 from router.telemetry.metrics import RouterMetrics
-from router.text.tokenizer_pool import Turns
+from router.turns import Turns
 from runtime.grammar.compiling.compiler import Compiler
 from runtime.grammar.engine import ConstraintCompiler, ConstraintError, EngineError, OverBoundError
 
@@ -34,8 +35,57 @@ _MOST_DEBTORS = 256
 # For so long a constraint that was over a bound is refused at once.
 _OVER_BOUND_SECONDS = 60.0
 _MOST_PROBLEM_CHARS = 2_000
+# Constraints that are remembered, at most, and the bytes of what is known of them.
+_MOST_OUTCOMES, _MOST_OUTCOME_BYTES = 4096, 2**25
+# What an outcome takes besides its text.
+_OUTCOME_BYTES = 512
 
 CompilerMaker = Callable[[ModelInfo], ConstraintCompiler]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    problem: str
+    # The field of the constraint that is wrong; empty: the constraint itself.
+    kind: str
+    # By time.monotonic(). The machine may have been busy: then it does not hold for good.
+    until: float = math.inf
+
+
+Outcome = Constraint | Refusal
+
+
+class Outcomes:
+    """What has become of constraints, by their digests. The one that has not been asked for longest goes first."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[bytes, Outcome] = OrderedDict()
+        self._num_bytes = 0
+
+    def get(self, digest: bytes) -> Outcome | None:
+        found = self._found.get(digest)
+        if isinstance(found, Refusal) and time.monotonic() >= found.until:
+            self._drop(digest)
+            return None
+        if found is not None:
+            self._found.move_to_end(digest)
+        return found
+
+    def put(self, digest: bytes, outcome: Outcome) -> None:
+        if digest in self._found:
+            return
+        self._found[digest] = outcome
+        self._num_bytes += _size_of(outcome)
+        while len(self._found) > _MOST_OUTCOMES or self._num_bytes > _MOST_OUTCOME_BYTES:
+            self._drop(next(iter(self._found)))
+
+    def _drop(self, digest: bytes) -> None:
+        self._num_bytes -= _size_of(self._found.pop(digest))
+
+
+def _size_of(outcome: Outcome) -> int:
+    text = outcome.ByteSize() if isinstance(outcome, Constraint) else len(outcome.problem)
+    return text + _OUTCOME_BYTES
 
 
 def canonical_form(compiler: ConstraintCompiler, constraint: Constraint) -> Constraint:

@@ -35,8 +35,8 @@ from router.replicas.health.pace import Pace, State
 from router.replicas.health.silence import Silence
 from router.replicas.policies.prefix_index import PrefixIndex
 from router.replicas.session import Session, SessionError, check_welcome
-from router.replicas.slices import finish_in_slices
 from router.telemetry.metrics import RouterMetrics
+from router.turns import finish_in_slices
 from runtime.wire import PROTOCOL_VERSION
 
 log = logging.getLogger("octavo.router.replicas")

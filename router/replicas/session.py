@@ -24,7 +24,7 @@ from protos.scheduler_pb2 import (
     Welcome,
 )
 from router.errors import Exhausted
-from router.replicas.slices import finish_in_slices, run_in_slices
+from router.turns import finish_in_slices, run_in_slices
 from runtime.media.packed import PackedItem
 from runtime.wire import SESSION_MESSAGE_BYTES, SESSION_PART_TOKENS
 

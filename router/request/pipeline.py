@@ -11,7 +11,6 @@ from configs import features
 from configs.sampling import MAX_LOGPROBS
 from protos import inference_pb2 as pb
 from router.accepted import UNTRACED, RequestTrace
-from router.replicas.slices import finish_in_slices
 from router.request.checks import checks_of_request
 from router.request.features import bans, beams, constraint, fill_in, logprobs, repetition, resume, thinking
 from router.request.features.items import ItemReader
@@ -21,6 +20,7 @@ from router.request.prompts import prompt_of
 from router.request.sampling import check_against_model, fill_in_defaults
 from router.request.served import Model, Text
 from router.request.values import check_model_name
+from router.turns import finish_in_slices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ import asyncio
 
 from protos import inference_pb2 as pb
 from router.errors import InvalidRequest
-from router.replicas.slices import finish_in_slices
 from router.request.chat import check_chat_length, check_chat_template, checks_of_chat
 from router.request.features import fill_in
 from router.request.features.items import ItemReader, of_resume, read_items, recipe_of
@@ -17,6 +16,7 @@ from router.request.values import MAX_TOKENIZED, check_num_chars, check_prompt_l
 from router.text.chat_template import TemplateError
 from router.text.tokenizer import TooManyTokensError
 from router.text.tokenizer_pool import listed
+from router.turns import finish_in_slices
 from runtime.media.recipes.recipe import Recipe
 
 _WithText = pb.GenerateRequest | pb.TokenizeRequest

@@ -15,7 +15,6 @@ from protos import inference_pb2 as pb
 from protos import scheduler_pb2 as wire
 from router.accepted import Request
 from router.errors import Internal
-from router.replicas.slices import run_in_slices
 from router.search.messages import end_ids, finish, new_search, step_sampling
 from router.security.identity import RateLimits
 from router.streams.choices import Choice
@@ -23,6 +22,7 @@ from router.streams.outbox import Outbox
 from router.streams.placement import Dispatcher
 from router.streams.stream import Stream
 from router.telemetry.metrics import RouterMetrics
+from router.turns import run_in_slices
 
 log = logging.getLogger("octavo.router.search")
 

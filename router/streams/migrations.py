@@ -12,9 +12,9 @@ from protos.admin_pb2 import MigrateResponse
 from router.errors import InvalidRequest, NotMigrated
 from router.replicas.replica import Replica
 from router.replicas.replica_set import ReplicaSet
-from router.replicas.slices import run_in_slices
 from router.streams.placement import Dispatcher, Placement
 from router.telemetry.metrics import RouterMetrics
+from router.turns import run_in_slices
 
 log = logging.getLogger("octavo.router.migrations")
 

@@ -25,9 +25,9 @@ from router.errors import (
 )
 from router.replicas.replica_set import ReplicaSet
 from router.replicas.session import Session
-from router.replicas.slices import run_in_slices
 from router.streams.states import Lifecycle, StreamState
 from router.telemetry.metrics import RouterMetrics
+from router.turns import run_in_slices
 from runtime.wire import RESUBMISSION_BITS, SESSION_PART_TOKENS
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import os
 import sys
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -19,6 +18,7 @@ from protos.inference_pb2 import ChatPrompt
 from router.errors import RouterFull
 from router.security.identity import caller_share
 from router.text.tokenizer import Tokenizer
+from router.turns import Turns
 from runtime.shares import SharedRoom
 
 # Bytes of a call besides its text.
@@ -43,45 +43,6 @@ async def listed(token_ids: Sequence[int]) -> list[int]:
         await asyncio.sleep(0)
         ids += token_ids[start : start + _IDS_AT_ONCE]
     return ids
-
-
-class Turns:
-    """Lets a number of tasks pass at once. Those that wait pass one a caller, in turn."""
-
-    def __init__(self, num_at_once: int) -> None:
-        self._num_free = num_at_once
-        # By caller; the first one is next. Waiting tasks imply that none is free.
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-
-    @property
-    def has_waiting(self) -> bool:
-        return bool(self._waiting)
-
-    async def take(self, caller: str) -> None:
-        """Waits for the task's turn, which `give_back` ends."""
-        if self._num_free:
-            self._num_free -= 1
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(caller, deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if not turn.cancelled():
-                self.give_back()
-            raise
-
-    def give_back(self) -> None:
-        while self._waiting:
-            caller = next(iter(self._waiting))
-            queue = self._waiting.pop(caller)
-            turn = queue.popleft()
-            if queue:
-                self._waiting[caller] = queue
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._num_free += 1
 
 
 class QuickSwitches:

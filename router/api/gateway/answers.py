@@ -28,12 +28,12 @@ from router.errors import InvalidRequest, RequestError
 from router.intake.attach.attachments import Attachments
 from router.intake.attach.held_streams import HeldStream
 from router.intake.attach.transcript import Transcript
-from router.replicas.slices import finish_in_slices
 from router.request.checks import check_request_id
 from router.security.identity import caller
 from router.streams import outbox
 from router.streams.whole_answers import AnswerRoom
 from router.text.tokenizer import Tokenizer
+from router.turns import finish_in_slices
 
 log = logging.getLogger("octavo.router.gateway")
 

@@ -13,7 +13,8 @@ from router.request.media.asked import AskedItem
 from router.request.media.limits import MediaLimits
 from router.request.media.read import File, ReadItem, inline_file, inline_size, read_item
 from router.security.identity import Identity, caller_share
-from router.text.tokenizer_pool import QUICK_SWITCHES, Turns
+from router.text.tokenizer_pool import QUICK_SWITCHES
+from router.turns import Turns
 from runtime.media.recipes.recipe import Recipe
 
 # They mostly hash, which needs no interpreter lock.

@@ -8,7 +8,7 @@ import pytest
 
 from protos.inference_pb2 import Constraint
 from router.errors import InvalidConstraint, MissingFeature
-from router.intake import constraints, outcomes
+from router.intake import constraints
 from router.intake.constraints import Constraints
 from router.security.identity import Identity, set_caller
 from router.telemetry.metrics import RouterMetrics
@@ -104,7 +104,7 @@ async def test_one_over_a_bound_is_tried_again_after_a_while(
             await compiled.canonical(Constraint(regex="slow"), MODEL)
     assert engine.num_compiled == 1
     now = time.monotonic()
-    monkeypatch.setattr(outcomes.time, "monotonic", lambda: now + constraints._OVER_BOUND_SECONDS + 1)
+    monkeypatch.setattr(constraints.time, "monotonic", lambda: now + constraints._OVER_BOUND_SECONDS + 1)
     with pytest.raises(InvalidConstraint):
         await compiled.canonical(Constraint(regex="slow"), MODEL)
     assert engine.num_compiled == 2
@@ -144,12 +144,12 @@ async def test_debts_are_paid_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_the_cache_is_bounded(compiled: Constraints, engine: HeldEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcomes, "_MOST", 3)
+    monkeypatch.setattr(constraints, "_MOST_OUTCOMES", 3)
     for text in "abcadea":
         await compiled.canonical(_choice(text), MODEL)
     # The second and third a are found, for it was asked for last.
     assert engine.num_compiled == 5
-    monkeypatch.setattr(outcomes, "_MOST_BYTES", 2000)
+    monkeypatch.setattr(constraints, "_MOST_OUTCOME_BYTES", 2000)
     await compiled.canonical(_choice("x" * 1900), MODEL)
     await compiled.canonical(_choice("x" * 1900), MODEL)
     assert engine.num_compiled == 7

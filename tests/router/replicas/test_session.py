@@ -25,8 +25,8 @@ from protos.scheduler_pb2 import (
     Welcome,
 )
 from router.replicas.session import Session, SessionError
-from router.replicas.slices import SLICE_S
 from router.streams.placement import Placement
+from router.turns import SLICE_S
 from runtime.media.names import item_name
 from runtime.media.packed import PackedItem
 from runtime.wire import SESSION_MESSAGE_BYTES

@@ -10,7 +10,7 @@ import pytest
 from router.errors import RouterFull
 from router.security.identity import Identity, set_caller, set_connection
 from router.text.tokenizer import Tokenizer
-from router.text.tokenizer_pool import TokenizerPool, Turns
+from router.text.tokenizer_pool import TokenizerPool
 
 
 class SlowTokenizer:
@@ -105,26 +105,6 @@ async def test_long_texts_leave_a_thread_for_short_ones():
     tokenizer.may_go_on.set()
     assert await asyncio.gather(*long) == [[100_000]] * 8
     pool.close()
-
-
-async def test_callers_take_turns():
-    turns, order = Turns(1), []
-    await turns.take("running")
-
-    async def task(caller: str) -> None:
-        await turns.take(caller)
-        order.append(caller)
-        turns.give_back()
-
-    tasks = [asyncio.create_task(task(caller)) for caller in ("a", "a", "a", "b", "gone", "b", "c")]
-    await asyncio.sleep(0)
-    tasks[4].cancel()
-    await asyncio.sleep(0)
-    turns.give_back()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert order == ["a", "b", "c", "a", "b", "a"]
-    # All are back: the next one passes at once.
-    await asyncio.wait_for(turns.take("d"), 10)
 
 
 async def test_what_nobody_waits_for_any_more_is_not_tokenized():

@@ -22,7 +22,7 @@ from router.intake.intake import Intake
 from router.request.chat import MAX_TEMPLATE_ARGUMENTS_BYTES
 from router.security.identity import caller_share, set_connection
 from router.security.message_memory import set_release
-from router.text.tokenizer_pool import Turns
+from router.turns import Turns
 from runtime.shares import SharedRoom
 
 # Time for a request's body to arrive.

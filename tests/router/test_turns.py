@@ -1,11 +1,11 @@
-"""Long work on the event loop goes in slices."""
+"""Long work on the event loop goes in slices, and callers pass in turn."""
 
 import asyncio
 from collections.abc import Iterator
 
 import pytest
 
-from router.replicas.slices import SLICE_S, finish_in_slices, run_in_slices
+from router.turns import SLICE_S, Turns, finish_in_slices, run_in_slices
 
 
 class Clock:
@@ -92,3 +92,23 @@ async def test_short_work_is_done_in_one_go() -> None:
     await asyncio.sleep(0)
     assert ended
     await working
+
+
+async def test_callers_take_turns():
+    turns, order = Turns(1), []
+    await turns.take("running")
+
+    async def task(caller: str) -> None:
+        await turns.take(caller)
+        order.append(caller)
+        turns.give_back()
+
+    tasks = [asyncio.create_task(task(caller)) for caller in ("a", "a", "a", "b", "gone", "b", "c")]
+    await asyncio.sleep(0)
+    tasks[4].cancel()
+    await asyncio.sleep(0)
+    turns.give_back()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order == ["a", "b", "c", "a", "b", "a"]
+    # All are back: the next one passes at once.
+    await asyncio.wait_for(turns.take("d"), 10)
