@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 import grpc
 import grpc.aio
@@ -32,11 +34,11 @@ from router.replicas.connection import ENDED_HERE, Connection
 from router.replicas.health.breaker import Breaker, Progress
 from router.replicas.health.held_back import Hold, Quarantined
 from router.replicas.health.pace import Pace, State
-from router.replicas.health.silence import Silence
 from router.replicas.policies.prefix_index import PrefixIndex
 from router.replicas.session import Session, SessionError, check_welcome
 from router.telemetry.metrics import RouterMetrics
 from router.turns import finish_in_slices
+from runtime.awake_time import AwakeTime
 from runtime.wire import PROTOCOL_VERSION
 
 log = logging.getLogger("octavo.router.replicas")
@@ -49,6 +51,8 @@ _EVENTS_AT_ONCE = 256
 # A Load is looked at for the replica's health at most so often, and more often if the pace's window is short. Requests
 # that end are looked at as they do.
 _LOOK_S = 0.25
+# Longest time between two looks at a scheduler's silence.
+_LONGEST_TICK_S = 1.0
 # Why there is no Session, if nothing has come since it was opened. Routers are welcomed once the workers are ready,
 # which takes minutes for large models.
 _NO_WELCOME = "connected, not welcomed yet: its workers are not ready, or it hangs"
@@ -70,6 +74,70 @@ class ReplicaOptions:
     credentials: Callable[[], grpc.ChannelCredentials] | None = None
     # Where `octavo up` says which replicas it has stopped; None: nowhere.
     runtime_dir: Path | None = None
+
+
+class Silence:
+    """A time limit between two messages of a scheduler, as far as this event loop was awake, for the task that reads
+    them:
+
+        async with Silence(10.0) as silence:  # raises TimeoutError
+            while True:
+                message = await call.read()
+                silence.suspend()
+                await take_in(message)
+                silence.begin()
+
+    After a stall of the event loop, timers run before the messages that have arrived meanwhile are read. So a stall
+    counts as one tick at most: the messages are read long before the limit.
+    """
+
+    def __init__(self, limit: float) -> None:
+        """limit: seconds without a message."""
+        self._limit = limit
+        self._tick_s = min(_LONGEST_TICK_S, limit / 4)
+        self._awake = AwakeTime(self._tick_s)
+        self._timeout = asyncio.timeout(None)
+        self._timer: asyncio.TimerHandle | None = None
+        self._began = 0.0
+
+    @property
+    def awake_now(self) -> float:
+        """A clock that stands still while the event loop does (seconds)."""
+        now = asyncio.get_running_loop().time()
+        self._awake.wake(now)
+        return now - self._awake.stalled_s
+
+    def suspend(self) -> None:
+        """Notes a message: the silence before it has ended, and none is counted until `begin`. While a message is taken
+        in, the next one may wait to be read."""
+        self._began = math.inf
+        if self._timeout.when() is not None:
+            self._timeout.reschedule(None)
+
+    def begin(self) -> float:
+        """Counts silence from now on. Returns `awake_now`."""
+        self._began = self.awake_now
+        return self._began
+
+    async def __aenter__(self) -> "Silence":
+        await self._timeout.__aenter__()
+        self._began = self.awake_now
+        self._tick()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._timeout.__aexit__(kind, error, traceback)
+
+    def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self.awake_now - self._began >= self._limit:
+            self._timeout.reschedule(loop.time())
+        else:
+            self._timer = loop.call_later(self._tick_s, self._tick)
 
 
 # Pauses in which a replica takes no new requests.
@@ -320,7 +388,8 @@ class Replica:
             self._note_abilities(message.welcome)
         if self._prefix_index is not None:
             self._prefix_index.resize(self.number, session.welcome.model.num_blocks)
-            await finish_in_slices(self._apply_events(self._prefix_index, message.cache_events))
+            if message.cache_events:
+                await finish_in_slices(self._apply_events(self._prefix_index, message.cache_events))
 
     def _apply_events(self, index: PrefixIndex, events: Sequence[CacheEvent]) -> Iterator[None]:
         for start in range(0, len(events), _EVENTS_AT_ONCE):

@@ -116,9 +116,13 @@ class Placement(Lifecycle):
 
     def rest(self) -> None:
         """Notes that the group has ended, but not the stream, which asks for more later (`ask_more`)."""
-        if self.become(StreamState.RESTING):
-            self.rested_on = self.session
-            self._give_up_group()
+        if not self.become(StreamState.RESTING):
+            return
+        self.stream.request.trace.left()
+        session, self.session = self.session, None
+        if session is not None:
+            session.leave(self._group)
+        self.rested_on = session
 
     def ask_more(self) -> None:
         """Submits the stream again after a rest."""
@@ -137,7 +141,7 @@ class Placement(Lifecycle):
         if self.state is StreamState.PARKED:
             self._dispatcher.forget(self)
         self.become(StreamState.ENDED)
-        self._give_up_group(reason)
+        self._give_up_group(reason, None)
 
     def _leave(self, reason: wire.CancelReason) -> bool:
         """Takes the stream from its replica. One that goes on elsewhere still counts what was done for it here."""
@@ -147,11 +151,10 @@ class Placement(Lifecycle):
         return True
 
     def _give_up_group(
-        self,
-        reason: wire.CancelReason = wire.CANCEL_REASON_STOP,
-        on_finish: Callable[[wire.SequenceFinish], None] | None = None,
+        self, reason: wire.CancelReason, on_finish: Callable[[wire.SequenceFinish], None] | None
     ) -> None:
-        """Leaves the group, if it has one, and cancels what the replica still computes of it."""
+        """Leaves the group, if it has one, and cancels what the replica still computes of it. on_finish: as in
+        Session.leave."""
         self.stream.request.trace.left()
         session, self.session = self.session, None
         if session is None:

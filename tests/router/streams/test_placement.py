@@ -256,6 +256,7 @@ async def test_a_rest_ends_the_group_so_that_a_loss_does_not_submit_the_stream_a
     session = placement.session
     assert session is not None
     placement.rest()
+    assert [message.WhichOneof("message") for message in _sent(session)] == ["submit"], "nothing is left to cancel"
     session.lose("gone")
     assert (placement.state, placement.num_resubmissions, _error(stream)) == (StreamState.RESTING, 0, None)
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.replicas.health.silence import Silence
+from router.replicas.replica import Silence
 
 _LIMIT_S = 0.05
 
