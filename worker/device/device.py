@@ -16,6 +16,7 @@ import torch
 _log = logging.getLogger("octavo.worker")
 
 
+# _CudaEvent has most of it from torch.
 class Event(Protocol):
     """A point in the device's queue of work."""
 

@@ -16,6 +16,7 @@ from worker.layers.kv_cache import KVCache
 from worker.step.rows import PlannedSwaps
 
 
+# Torch's events of CUDA are the other one.
 class CopyEvent(Protocol):
     """The end of a swap's copies."""
 

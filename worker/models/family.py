@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 MakeRecipe = Callable[[Mapping[str, Any], Path, Callable[[str], Sequence[int]]], "Recipe"]
 
 
+# Two classes of encoders fit it: they are called to make one.
 class MakeEncoder(Protocol):
     """A family's classes for images and videos."""
 
