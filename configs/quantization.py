@@ -65,6 +65,6 @@ def offered(*, on_gpu: bool) -> tuple[Quantization, ...]:
 
 
 def option_help() -> str:
-    """What each kind is, for the help of an option."""
+    """The kinds, one a line, for the help of an option."""
     only = {(True, False): " (CPUs only)", (False, True): " (GPUs only)"}
     return " ".join(f"{k.name}{only.get((k.on_cpus, k.on_gpus), '')}: {k.about}" for k in KINDS.values())

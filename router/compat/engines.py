@@ -1,4 +1,4 @@
-"""What the services of SMG's engines share: their messages have fields of the same names."""
+"""The parts that the services of SMG's engines share: their messages have fields of the same names."""
 
 import asyncio
 import contextlib

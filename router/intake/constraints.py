@@ -56,7 +56,10 @@ Outcome = Constraint | Refusal
 
 
 class Outcomes:
-    """What has become of constraints, by their digests. The one that has not been asked for longest goes first."""
+    """The outcomes of constraints, by their digests: canonical forms, and why others were refused.
+
+    The one that has not been asked for longest goes first.
+    """
 
     def __init__(self) -> None:
         self._found: OrderedDict[bytes, Outcome] = OrderedDict()

@@ -61,8 +61,8 @@ class Placement(Lifecycle):
         self.num_resubmissions = 0
         # Sessions that refused it since it was placed or lost.
         self.refused_by: list[Session] = []
-        # The Session whose replica computed all that the stream had asked for when it rested last: its blocks are cached
-        # there.
+        # The Session whose replica computed all that the stream had asked for when it rested last: its blocks are
+        # cached there.
         self.rested_on: Session | None = None
         self._dispatcher = dispatcher
         self._group = 0

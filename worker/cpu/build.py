@@ -45,7 +45,7 @@ from worker.models.loader import load_model
 from worker.parallel.axes import axes_of, experts_of, shard_of, stage_of
 from worker.parallel.expert_exchange import check_experts
 from worker.parallel.groups import without_others
-from worker.sampling.grammars import find_grammars
+from worker.sampling.grammar_engine import find_grammars
 from worker.weights.cache import open_weight_cache
 
 

@@ -51,7 +51,7 @@ from worker.models.registry import model_of
 from worker.parallel.axes import axes_of, experts_of, shard_of
 from worker.parallel.expert_exchange import check_experts
 from worker.parallel.groups import Groups, without_others
-from worker.sampling.grammars import find_grammars
+from worker.sampling.grammar_engine import find_grammars
 from worker.step.inputs import StepInputs
 from worker.weights.quantization.kinds import Quantization, resolve_quantization
 

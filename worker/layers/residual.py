@@ -100,7 +100,7 @@ def stream_for(h: LayerInput, norm: InputNorm | None) -> Stream:
 
 @dataclass(slots=True)
 class LayerOutput:
-    """What a layer adds to the stream: this rank's part of it, computed when it is added.
+    """The sum that a layer contributes: this rank's part of it, computed when it is added.
 
     add_to_: adds the part to a stream, in place. norm: of the sum over the ranks. wanted: see ResidualStream.
     is_summed: add_to_ itself adds the sum over the ranks; it is called for steps without tokens, too.

@@ -29,7 +29,7 @@ class Publisher:
         self._thread.start()
 
     def wait_for_subscriber(self) -> None:
-        """What is sent before is lost."""
+        """A message that is sent before is lost."""
         assert self._published.poll(20_000)
         assert self._published.recv() == b"\x01topic"
 

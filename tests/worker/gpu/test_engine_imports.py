@@ -9,7 +9,7 @@ MISSING = ("protos", "pydantic", "zmq", "msgspec", "gguf", "google", "grpc", "tr
 
 
 MODULES = (
-    *("gpu.engine", "gpu.device_rows", "gpu.sampler", "gpu.pending"),
+    *("gpu.engine", "gpu.sampler", "gpu.pending"),
     *("device.staging", "device.device", "sampling.features", "sampling.filters", "step.batch", "step.inputs"),
 )
 
