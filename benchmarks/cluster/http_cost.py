@@ -18,7 +18,6 @@ scheduler and this process have the others. Takes a minute, with --real three.
 import argparse
 import asyncio
 import contextlib
-import json
 import math
 import os
 import ssl
@@ -36,6 +35,7 @@ import httpx
 import psutil
 
 from benchmarks.cluster.up import ROOT, serving
+from benchmarks.command import show
 from benchmarks.peers.prepare_models import prepare
 from benchmarks.peers.server_process import end, running_server
 from benchmarks.peers.servers import servers
@@ -210,11 +210,7 @@ class Run:
             }
             if base is not None:
                 row["ratio"] = round(statistics.median(figures.per_second) / statistics.median(base.per_second), 3)
-            print(json.dumps(row) if self._as_json else _words(row), flush=True)
-
-
-def _words(row: dict[str, Any]) -> str:
-    return "  ".join(f"{name} {value}" for name, value in row.items())
+            show(row, as_json=self._as_json)
 
 
 def _cpu_seconds(process: psutil.Process | None) -> float:

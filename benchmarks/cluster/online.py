@@ -16,7 +16,6 @@ Takes about 8 minutes, of which vLLM needs 2 to start.
 import argparse
 import asyncio
 import contextlib
-import json
 import statistics
 import sys
 import time
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.cluster.up import started
+from benchmarks.command import names, show
 from benchmarks.engine.workload import VOCAB_SIZE
 from benchmarks.peers import http_client
 from benchmarks.peers.engine_process import MemoryPeak
@@ -168,23 +168,13 @@ class Run:
         }
 
     def _show(self, values: dict[str, object]) -> None:
-        if self._arguments.json:
-            print(json.dumps({"quantization": self._arguments.quantization, **values}), flush=True)
-        else:
-            print("  ".join(f"{name} {value}" for name, value in values.items()), flush=True)
-
-
-def _servers(text: str) -> list[str]:
-    wanted = text.split(",")
-    if unknown := set(wanted) - {OCTAVO, *SERVERS}:
-        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: must be among {OCTAVO}, {', '.join(SERVERS)}")
-    return wanted
+        show({"quantization": self._arguments.quantization, **values}, as_json=self._arguments.json)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     everything = ",".join((OCTAVO, *SERVERS))
-    parser.add_argument("--servers", type=_servers, default=everything, help="default: %(default)s")
+    parser.add_argument("--servers", type=names(OCTAVO, *SERVERS), default=everything, help="default: %(default)s")
     parser.add_argument("--quantization", choices=QUANTIZATIONS, default="none")
     parser.add_argument("--threads", type=int, default=2, help="compute threads of each server")
     parser.add_argument("--rounds", type=int, default=1, help="rounds per median")

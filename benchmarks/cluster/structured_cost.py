@@ -16,7 +16,6 @@ server that is not installed is named and left out. Takes about 10 minutes.
 import argparse
 import asyncio
 import contextlib
-import json
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.cluster.up import started
+from benchmarks.command import names, numbers, show
 from benchmarks.engine.workload import VOCAB_SIZE
 from benchmarks.grammar.schemas import SCHEMAS
 from benchmarks.peers import http_client
@@ -179,28 +179,14 @@ class Run:
         return sum(trace.num_tokens for trace in traces) / duration
 
     def _show(self, values: dict[str, object]) -> None:
-        if self._arguments.json:
-            print(json.dumps({"temperature": self._arguments.temperature, **values}), flush=True)
-        else:
-            print("  ".join(f"{name} {value}" for name, value in values.items()), flush=True)
-
-
-def _names(text: str) -> list[str]:
-    wanted = text.split(",")
-    if unknown := set(wanted) - {OCTAVO, *SERVERS}:
-        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: must be among {OCTAVO}, {', '.join(SERVERS)}")
-    return wanted
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(each) for each in text.split(",")]
+        show({"temperature": self._arguments.temperature, **values}, as_json=self._arguments.json)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     everything = ",".join((OCTAVO, *SERVERS))
-    parser.add_argument("--servers", type=_names, default=everything, help="default: %(default)s")
-    parser.add_argument("--concurrency", type=_numbers, default=list(_CONCURRENCIES))
+    parser.add_argument("--servers", type=names(OCTAVO, *SERVERS), default=everything, help="default: %(default)s")
+    parser.add_argument("--concurrency", type=numbers, default=list(_CONCURRENCIES))
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--threads", type=int, default=2, help="compute threads of each server")
     parser.add_argument("--rounds", type=int, default=3, help="rounds per median")

@@ -31,6 +31,7 @@ from dataclasses import asdict, dataclass, field
 
 import torch
 
+from benchmarks.command import names, numbers, show
 from benchmarks.engine.workload import LONG_OUTPUT, SMOKE_SIZES, Figure, Sizes, measure, measure_context
 from benchmarks.kernels.gemm_floor import GemmFloor
 from benchmarks.peers.engine_process import TIMEOUT, EngineFailedError, EngineProcess
@@ -193,10 +194,7 @@ class Run:
             shown |= {"gemm_floor": round(floor, 1), "share": round(figure.median / floor, 3)}
         if figure.prompt_tokens_computed is not None:
             shown["prompt_tokens_computed"] = figure.prompt_tokens_computed
-        if self._arguments.json:
-            print(json.dumps(shown), flush=True)
-        else:
-            self._say("  ".join(f"{name} {value}" for name, value in shown.items()))
+        show(shown, as_json=self._arguments.json)
 
     def _say(self, text: str) -> None:
         print(text, file=sys.stderr if self._arguments.json else sys.stdout, flush=True)
@@ -209,22 +207,11 @@ def _peers(text: str) -> list[str]:
     return wanted
 
 
-def _quantizations(text: str) -> list[str]:
-    wanted = text.split(",")
-    if unknown := [each for each in wanted if each not in QUANTIZATIONS]:
-        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: must be among {', '.join(QUANTIZATIONS)}")
-    return wanted
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(each) for each in text.split(",")]
-
-
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--concurrency", type=_numbers, default=[1, 8, 32, 64])
+    parser.add_argument("--concurrency", type=numbers, default=[1, 8, 32, 64])
     parser.add_argument(
-        "--quantization", type=_quantizations, default=["none"], help="comma-separated: none, int8, int4"
+        "--quantization", type=names(*QUANTIZATIONS), default=["none"], help="comma-separated: none, int8, int4"
     )
     parser.add_argument("--peers", type=_peers, default=[], help=f"all, or some of {', '.join(PEERS)}")
     parser.add_argument("--context", type=int, default=0, help="tokens of a long prompt; nothing else is measured then")

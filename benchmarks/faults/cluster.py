@@ -2,9 +2,11 @@
 
 import asyncio
 import http.client
+import itertools
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +18,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from configs.options import Options
+from octavo import AsyncClient, SamplingParams
+from octavo.client.admin import Admin
 from octavo.cluster.readiness import read_health
 from tests.support.ports import free_ports
 from tests.support.up import Up
@@ -24,6 +28,7 @@ _POLL_S = 0.1
 _ASK_TIMEOUT_S = 5.0
 # A worker is back within 3 s on two idle cores; the cores may be busy, though.
 PATIENCE_S = 120.0
+_EPOCH, _TOKENS = "octavo_worker_epoch", "octavo_generation_tokens_total"
 
 
 class Kind(StrEnum):
@@ -44,6 +49,14 @@ class Place:
 
     def __str__(self) -> str:
         return f"worker {self.number}.{self.rank}" if self.kind is Kind.WORKER else f"{self.kind} {self.number}"
+
+
+# Counters that a report sums over all processes.
+_COUNTERS = {
+    Kind.ROUTER: ("octavo_resubmissions_total", "octavo_inexact_resumes_total"),
+    Kind.SCHEDULER: ("octavo_num_preemptions_total",),
+    Kind.WORKER: (),
+}
 
 
 class Samples(dict[tuple[str, tuple[tuple[str, str], ...]], float]):
@@ -85,6 +98,8 @@ class Cluster:
         )
         self._seen_at = seen_at
         self._options: Options | None = None
+        # Counts of the processes that were killed.
+        self._lost = Counter[str]()
 
     def __enter__(self) -> "Cluster":
         return self
@@ -143,6 +158,37 @@ class Cluster:
         _, alive = psutil.wait_procs(victims, timeout=PATIENCE_S)
         assert not alive, f"still there after SIGKILL: {alive}"
 
+    async def kill_and_wait(self, victims: Sequence[Place]) -> None:
+        """Kills processes, and waits until each has done its work once more. Raises TimeoutError."""
+        names = " and ".join(map(str, victims))
+        replicas = {place.number for place in victims if place.kind is not Kind.ROUTER}
+        routers = [place for place in victims if place.kind is Kind.ROUTER]
+        epochs = {replica: await self._of_scheduler(replica, _EPOCH) for replica in replicas}
+        self._lost += await self._counts(victims)
+        await asyncio.to_thread(self.kill, victims)
+        await until(lambda: self._are_ready(routers, epochs), f"readiness after the kill of {names}")
+        computed = {replica: await self._of_scheduler(replica, _TOKENS) for replica in replicas}
+        for router in routers:
+            await self._ask(router)
+        asked = itertools.cycle(self.places(Kind.ROUTER))
+        await until(lambda: self._compute(computed, next(asked)), f"tokens of each replica after the kill of {names}")
+
+    async def counters(self) -> Counter[str]:
+        """Sums the counters over all processes, without counts between the last look and a kill."""
+        return self._lost + await self._counts(self.places())
+
+    async def is_serving(self) -> bool:
+        """Returns whether all processes are there and well, and all routers see all replicas as ready."""
+        if set(self.processes()) != set(self.places()):
+            return False
+        well = await asyncio.gather(*map(self.is_healthy, self.places()))
+        return all(well) and all(await asyncio.gather(*map(self.is_ready, range(self.options.data_parallel_size))))
+
+    def forget_prefixes(self) -> None:
+        """Has all replicas drop their cached KV blocks."""
+        with Admin(self.targets[0]) as admin:
+            admin.reset_prefix_cache()
+
     async def samples(self, place: Place) -> Samples | None:
         """The metrics of a process; None while it does not answer."""
         return await asyncio.to_thread(self._samples, place)
@@ -159,6 +205,38 @@ class Cluster:
             if samples is None or samples.value("octavo_replica_ready", replica=address) != 1:
                 return False
         return True
+
+    async def _are_ready(self, routers: Sequence[Place], epochs: Mapping[int, float]) -> bool:
+        """Returns whether each replica is in a new epoch (routers may still see the old one) and all routers see it."""
+        for replica, epoch in epochs.items():
+            if await self._of_scheduler(replica, _EPOCH) <= epoch or not await self.is_ready(replica):
+                return False
+        return all([await self.is_healthy(router) for router in routers])
+
+    async def _compute(self, computed: Mapping[int, float], router: Place) -> bool:
+        """Returns whether all replicas have computed tokens since; if not, asks the router for a token. Routers avoid
+        a replica for a while after its Sessions have broken too often, so all streams may be elsewhere."""
+        done = all([await self._of_scheduler(replica, _TOKENS) > before for replica, before in computed.items()])
+        if not done:
+            await self._ask(router)
+        return done
+
+    async def _ask(self, router: Place) -> None:
+        """Asks this router alone for a token, ahead of the streams that wait (scheduling_policy=priority)."""
+        async with AsyncClient(self.targets[router.number], timeout=PATIENCE_S, retry_for=PATIENCE_S) as client:
+            await client.generate("One", SamplingParams(max_tokens=1, temperature=0), priority=-1)
+
+    async def _of_scheduler(self, replica: int, name: str) -> float:
+        """A metric of the replica's scheduler; 0 while it does not answer."""
+        samples = await self.samples(Place(Kind.SCHEDULER, replica))
+        return 0.0 if samples is None else samples.value(name)
+
+    async def _counts(self, places: Sequence[Place]) -> Counter[str]:
+        counts = Counter[str]()
+        for place in places:
+            if _COUNTERS[place.kind] and (samples := await self.samples(place)) is not None:
+                counts += Counter({name: round(samples.value(name)) for name in _COUNTERS[place.kind]})
+        return counts
 
     def _port(self, place: Place) -> int:
         return self.options.process_metrics_port(place.kind.value, place.number, place.rank)

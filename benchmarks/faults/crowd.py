@@ -1,9 +1,11 @@
-"""Many concurrent streams, followed token by token, and the differences between two runs of them."""
+"""Many concurrent streams, followed token by token, and the verdict of each: a comparison with its undisturbed run."""
 
 import asyncio
+import itertools
 import random
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
@@ -17,13 +19,15 @@ _SUBJECTS = ("the number", "room", "the year", "bus line", "page", "the planet o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A stream to ask for. number: its index among all. kind: for reports."""
+    """A stream to ask for. number: its index among all. kind: for reports. is_unique: it must not be asked for again,
+    since its request has an id."""
 
     number: int
     kind: str = "plain"
     prompt: Prompt
     sampling: SamplingParams
     options: RequestOptions = field(default_factory=lambda: RequestOptions())
+    is_unique: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -96,6 +100,11 @@ class Outcome:
     ended: float = 0.0
     error: OctavoError | None = None
 
+    @property
+    def reference(self) -> Plan:
+        """The same stream, with the seed that it had."""
+        return self.plan if self.plan.has_seed else self.plan.seeded(self.generation.seed)
+
     def arrival(self, choice: int, position: int) -> float | None:
         """Seconds from the crowd's beginning to the arrival of a token."""
         return next((at for at, index, held in self.arrivals if index == choice and held > position), None)
@@ -107,6 +116,7 @@ class Crowd:
     def __init__(self, targets: Sequence[str], plans: Sequence[Plan], *, retry_for: float = 120.0) -> None:
         """retry_for: seconds without a message after which a stream fails."""
         self._plans = list(plans)
+        self._next = itertools.chain(self._plans, itertools.cycle([plan for plan in plans if not plan.is_unique]))
         self._num_started = 0
         self._live: dict[int, Live] = {}
         self._tasks: list[asyncio.Task[Outcome]] = []
@@ -117,6 +127,8 @@ class Crowd:
         self.began = time.monotonic()
         self._progress = asyncio.Event()
         self.num_received = 0
+        # How often readers did what, for reports.
+        self.counts = Counter[str]()
 
     async def __aenter__(self) -> "Crowd":
         return self
@@ -139,9 +151,6 @@ class Crowd:
     def num_live(self) -> int:
         return len(self._live)
 
-    def is_live(self, number: int) -> bool:
-        return number in self._live
-
     @property
     def begun(self) -> list[str]:
         """The request ids of live streams that already have tokens."""
@@ -156,18 +165,15 @@ class Crowd:
         """Tokens that live streams may still get."""
         return sum(stream.plan.num_tokens - stream.num_tokens for stream in self._live.values())
 
-    def start(self, count: int | None = None) -> None:
-        """Starts `count` more streams; None: all that are left."""
-        end = len(self._plans) if count is None else self._num_started + count
-        for plan in self._plans[self._num_started : end]:
-            self.add(plan)
-        self._num_started = min(end, len(self._plans))
-
-    def add(self, plan: Plan) -> None:
-        """Starts one more stream, whose number no live stream has."""
-        assert plan.number not in self._live, f"stream {plan.number} is live"
-        self._live[plan.number] = Live(plan=plan, began=self.elapsed)
-        self._tasks.append(asyncio.create_task(self._follow(plan), name=f"stream {plan.number}"))
+    def start(self, count: int) -> None:
+        """Starts more streams: of each plan once, then of all again that may. No two of a plan are live at once."""
+        for _ in range(count):
+            plan = next((plan for plan in self._next if plan.number not in self._live), None)
+            if plan is None:
+                return
+            self._num_started += 1
+            self._live[plan.number] = Live(plan=plan, began=self.elapsed)
+            self._tasks.append(asyncio.create_task(self._follow(plan), name=f"stream {plan.number}"))
 
     async def receive(self, num_tokens: int) -> None:
         """Waits for `num_tokens` more tokens, or until no stream is live."""
@@ -176,9 +182,9 @@ class Crowd:
             self._progress.clear()
             await self._progress.wait()
 
-    async def all_advance(self) -> None:
-        """Waits until each stream that is live now has another token, or has ended."""
-        before = {number: stream.num_tokens for number, stream in self._live.items()}
+    async def oldest_advance(self, count: int) -> None:
+        """Waits until each of the oldest streams that are live now has another token, or has ended."""
+        before = {number: self._live[number].num_tokens for number in itertools.islice(self._live, count)}
         while any(number in self._live and self._live[number].num_tokens == held for number, held in before.items()):
             self._progress.clear()
             await self._progress.wait()
@@ -190,8 +196,8 @@ class Crowd:
             await self._progress.wait()
 
     async def finish(self) -> list[Outcome]:
-        """Starts the streams that are left, and waits for all."""
-        self.start()
+        """Starts the plans that are left, and waits for all streams."""
+        self.start(max(0, len(self._plans) - self._num_started))
         return await asyncio.gather(*self._tasks)
 
     async def _follow(self, plan: Plan) -> Outcome:
@@ -226,56 +232,84 @@ class Crowd:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
-    """A difference from the undisturbed outcome. position: of the first different token; None if tokens are equal."""
-
-    number: int
-    what: str
-    choice: int = 0
-    position: int | None = None
-    # When that token came, in seconds since the crowd began.
-    at: float | None = None
-
-    def __str__(self) -> str:
-        where = "" if self.position is None else f" from token {self.position}"
-        return f"stream {self.number}, choice {self.choice}{where}: {self.what}"
+async def ask_all(targets: Sequence[str], plans: Sequence[Plan]) -> list[Outcome]:
+    """Asks for the streams of these plans, undisturbed; returns their outcomes in this order."""
+    async with Crowd(targets, [replace(plan, number=number) for number, plan in enumerate(plans)]) as crowd:
+        return await crowd.finish()
 
 
-def differences(disturbed: Outcome, undisturbed: Outcome) -> list[Difference]:
-    """Compares everything that the client got, down to the bits of logprobs and the ids of calls."""
-    number = disturbed.plan.number
+def differences(disturbed: Outcome, undisturbed: Outcome) -> list[str]:
+    """Compares everything that the client got, down to the bits of logprobs and the ids of calls. Returns a text for
+    each difference."""
     for outcome, which in ((undisturbed, "undisturbed, "), (disturbed, "")):
         if outcome.error is not None:
-            return [Difference(number=number, what=f"{which}it failed: {outcome.error!r}")]
-    found: list[Difference] = []
+            return [f"{which}it failed: {outcome.error!r}"]
+    found: list[str] = []
     said, expected = disturbed.generation, undisturbed.generation
     for what in ("seed", "prompt_token_ids", "prompt_logprobs"):
         # Routers chose the seeds of greedy streams: they may differ.
         if what == "seed" and disturbed.plan.sampling.seed is None and disturbed.plan.has_seed:
             continue
         if getattr(said, what) != getattr(expected, what):
-            found.append(Difference(number=number, what=f"another {what}"))
+            found.append(f"another {what}")
     for got, wanted in zip(said.choices, expected.choices, strict=True):
-        found += _choice_differences(disturbed, got, wanted)
+        found += [f"choice {got.index}{what}" for what in _choice_differences(disturbed, got, wanted)]
     completion = said.usage and said.usage.completion_tokens
     if completion != sum(len(choice.token_ids) for choice in said.choices):
-        found.append(Difference(number=number, what=f"its usage says {completion} completion tokens"))
+        found.append(f"its usage says {completion} completion tokens")
     return found
 
 
-def _choice_differences(disturbed: Outcome, got: Choice, wanted: Choice) -> list[Difference]:
-    number = disturbed.plan.number
+def _choice_differences(disturbed: Outcome, got: Choice, wanted: Choice) -> list[str]:
     if got.token_ids != wanted.token_ids:
         pairs = zip(got.token_ids, wanted.token_ids, strict=False)
         shorter = min(len(got.token_ids), len(wanted.token_ids))
         position = next((i for i, (ours, theirs) in enumerate(pairs) if ours != theirs), shorter)
-        ours, theirs = (ids.token_ids[position : position + 4] for ids in (got, wanted))
-        what = f"{list(ours)}, not {list(theirs)}, of {len(got.token_ids)} and {len(wanted.token_ids)} tokens"
+        ours, theirs = (list(ids.token_ids[position : position + 4]) for ids in (got, wanted))
         at = disturbed.arrival(got.index, position)
-        return [Difference(number=number, choice=got.index, position=position, what=what, at=at)]
-    return [
-        Difference(number=number, choice=got.index, what=f"another {what}")
-        for what in ("text", "logprobs", "finish_reason", "stop", "content", "reasoning", "tool_calls")
-        if getattr(got, what) != getattr(wanted, what)
-    ]
+        lengths = f"of {len(got.token_ids)} and {len(wanted.token_ids)} tokens"
+        when = "" if at is None else f", at {at:.1f} s"
+        return [f" from token {position}: {ours}, not {theirs}, {lengths}{when}"]
+    fields = ("text", "logprobs", "finish_reason", "stop", "content", "reasoning", "tool_calls")
+    return [f": another {what}" for what in fields if getattr(got, what) != getattr(wanted, what)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A stream, compared with its undisturbed run. Times are monotonic seconds, which all processes share. arrivals: of
+    its tokens. lost: it failed or lacks tokens; duplicated: it has tokens too many. found: all differences, as text."""
+
+    number: int
+    is_sampled: bool
+    began: float
+    ended: float
+    arrivals: list[float]
+    is_lost: bool
+    is_duplicated: bool
+    found: list[str]
+
+    def lived_at(self, begin: float, end: float) -> bool:
+        """Returns whether the stream lived at any time between the two."""
+        return self.began < end and self.ended > begin
+
+    def longest_gap(self, begin: float, end: float) -> float:
+        """Returns the longest time without a token that overlaps the given time."""
+        pairs = itertools.pairwise([self.began, *self.arrivals, self.ended])
+        return max((later - sooner for sooner, later in pairs if sooner < end and later > begin), default=0.0)
+
+
+def judge(
+    outcome: Outcome, expected: Outcome, began: float, compare: Callable[[Outcome, Outcome], list[str]] = differences
+) -> Verdict:
+    """Compares an outcome with the undisturbed one. began: the crowd, to which the outcome's times are relative."""
+    pairs = list(zip(outcome.generation.choices, expected.generation.choices, strict=True))
+    return Verdict(
+        number=outcome.plan.number,
+        is_sampled=outcome.plan.sampling.temperature != 0,
+        began=began + outcome.began,
+        ended=began + outcome.ended,
+        arrivals=[began + at for at, _, _ in outcome.arrivals],
+        is_lost=outcome.error is not None or any(len(got.token_ids) < len(want.token_ids) for got, want in pairs),
+        is_duplicated=any(len(got.token_ids) > len(want.token_ids) for got, want in pairs),
+        found=[*compare(outcome, expected), *(f"choice {got.index}: inexact" for got, _ in pairs if not got.exact)],
+    )

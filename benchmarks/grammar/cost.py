@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks.command import rounded, show
 from benchmarks.grammar.engines import EOS, VOCAB_SIZE, engine, mask_of, vocabulary
 from protos.inference_pb2 import Constraint
 from runtime.grammar.engine import Matcher
@@ -127,17 +128,9 @@ def main() -> None:
             "max_us": worst,
             "sum_s": sum(values) / 1e6,
         }
-        _print(figures, arguments.json)
-    _print(
-        {"what": "memory", "tokens": num_tokens, "rss_mib": [round(each / 2**20) for each in memory]}, arguments.json
-    )
-
-
-def _print(figures: dict[str, Any], is_json: bool) -> None:
-    rounded = {name: round(value, 1) if isinstance(value, float) else value for name, value in figures.items()}
-    print(
-        json.dumps(rounded) if is_json else "  ".join(f"{name} {value}" for name, value in rounded.items()), flush=True
-    )
+        show(rounded(figures, 1), as_json=arguments.json)
+    row = {"what": "memory", "tokens": num_tokens, "rss_mib": [round(each / 2**20) for each in memory]}
+    show(row, as_json=arguments.json)
 
 
 if __name__ == "__main__":

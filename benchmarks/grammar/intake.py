@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import psutil
 
+from benchmarks.command import show
 from benchmarks.grammar.engines import EOS, MODEL, VOCAB_SIZE
 from protos.inference_pb2 import Constraint, ModelInfo
 from router.errors import InvalidConstraint
@@ -141,8 +142,7 @@ async def _parts(num_schemas: int, seconds: float) -> AsyncIterator[Part]:
 
 async def _main(num_schemas: int, seconds: float, *, as_json: bool) -> None:
     async for part in _parts(num_schemas, seconds):
-        row = asdict(part)
-        print(json.dumps(row) if as_json else "  ".join(f"{k} {v}" for k, v in row.items()), flush=True)
+        show(asdict(part), as_json=as_json)
 
 
 def main() -> int:

@@ -33,6 +33,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from benchmarks.command import numbers, rounded, show
 from benchmarks.peers.server_process import end
 from benchmarks.router import fake_scheduler
 from benchmarks.router.http2 import Call, Connection
@@ -275,19 +276,13 @@ def _median(costs: Sequence[Cost]) -> Cost:
 
 def _print(cost: Cost, *, as_json: bool, round_number: int | None = None) -> None:
     """round_number: None for medians."""
-    row = {name: value if isinstance(value, str | int) else round(value, 3) for name, value in asdict(cost).items()}
-    if round_number is not None:
-        row = {"round": round_number, **row}
-    print(json.dumps(row) if as_json else "  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+    number = {} if round_number is None else {"round": round_number}
+    show(number | rounded(asdict(cost), 3), as_json=as_json)
 
 
 def _load(text: str) -> tuple[int, float]:
     streams, _, rate = text.partition("x")
     return int(streams), float(rate)
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(each) for each in text.split(",")]
 
 
 def main() -> None:
@@ -296,7 +291,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--floor", action="store_true")
-    parser.add_argument("--streams-a-scheduler", type=_numbers, default=[_STREAMS_A_SCHEDULER])
+    parser.add_argument("--streams-a-scheduler", type=numbers, default=[_STREAMS_A_SCHEDULER])
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     core, *others = sorted(os.sched_getaffinity(0))
@@ -345,7 +340,7 @@ def _compare(first: Sequence[Cost], other: Sequence[Cost], *, as_json: bool) -> 
         "share": round(statistics.median(shares), 3),
         "shares": [round(each, 3) for each in shares],
     }
-    print(json.dumps(row) if as_json else "  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+    show(row, as_json=as_json)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ import grpc.aio
 import numpy as np
 
 from benchmarks.cluster.up import LOCAL, serving
+from benchmarks.command import show
 from benchmarks.peers.server_process import end
 from benchmarks.router import fake_scheduler
 from benchmarks.router.harm import attacks as harm
@@ -194,8 +195,7 @@ def main() -> None:
     for kind in arguments.harm or HARMS:
         gaps = measure(kind, arguments.seconds, is_real=arguments.real)
         longest_ms = max(longest_ms, gaps.max_ms)
-        row = asdict(gaps)
-        print(json.dumps(row) if arguments.json else "  ".join(f"{k} {v}" for k, v in row.items()), flush=True)
+        show(asdict(gaps), as_json=arguments.json)
     sys.exit(1 if arguments.most is not None and longest_ms > 1000 * arguments.most else 0)
 
 

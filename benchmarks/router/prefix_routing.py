@@ -21,7 +21,6 @@ import argparse
 import asyncio
 import contextlib
 import http.client
-import json
 import random
 import statistics
 import subprocess
@@ -37,6 +36,7 @@ import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.cluster.up import started
+from benchmarks.command import rounded, show
 from benchmarks.peers.server_process import end
 from benchmarks.router.virtual_cluster import VOCAB_SIZE, Request, Served, StepTime, VirtualCluster
 from configs.load import load_options
@@ -288,12 +288,6 @@ def _ratio(name: str, ratios: list[float]) -> dict[str, object]:
     return {"ratio_of": name, "median": statistics.median(ratios), "least": min(ratios), "greatest": max(ratios)}
 
 
-def _show(line: dict[str, object], as_json: bool) -> None:
-    rounded = {name: round(value, 4) if isinstance(value, float) else value for name, value in line.items()}
-    text = json.dumps(rounded) if as_json else "  ".join(f"{name} {value}" for name, value in rounded.items())
-    print(text, flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=("workers", "time"), help="default: both")
@@ -306,10 +300,10 @@ def main() -> None:
     if arguments.part != "time":
         with open(arguments.log, "wb") as log:
             for line in real_workers(arguments.rounds, log.fileno()):
-                _show(line, arguments.json)
+                show(rounded(line, 4), as_json=arguments.json)
     if arguments.part != "workers":
         for line in time_model(arguments.seeds, arguments.requests):
-            _show(line, arguments.json)
+            show(rounded(line, 4), as_json=arguments.json)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.command import show
 from benchmarks.peers.directory import peer_directory
 from protos import inference_pb2, step_pb2
 from scheduler.core.core import Core
@@ -355,25 +356,21 @@ def main() -> None:
     parser.add_argument("--long", action="store_true", help="only long contexts")
     arguments = parser.parse_args()
 
-    def show(line: dict[str, object]) -> None:
-        text = json.dumps(line) if arguments.json else "  ".join(f"{name} {value}" for name, value in line.items())
-        print(text, flush=True)
-
     if arguments.vs_vllm:
         for line in beside_vllm(arguments.vllm, arguments.rounds):
-            show(line)
+            show(line, as_json=arguments.json)
     elif arguments.plot:
         costs = growth()
         plot(costs, arguments.plot)
         for cost in costs:
-            show(asdict(cost))
+            show(asdict(cost), as_json=arguments.json)
     elif arguments.long:
-        show(long_contexts())
+        show(long_contexts(), as_json=arguments.json)
     else:
         for num_running, num_waiting in SIZES:
             line = asdict(measure(num_running, num_waiting))
             del line["changed"]
-            show(line)
+            show(line, as_json=arguments.json)
 
 
 if __name__ == "__main__":

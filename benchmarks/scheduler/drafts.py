@@ -12,13 +12,13 @@ the workers have a drafter, and the core asks itself in each step what it should
 
 import argparse
 import gc
-import json
 import statistics
 import time
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from benchmarks.command import show
 from benchmarks.scheduler.cost import wake_up
 from protos import inference_pb2, step_pb2
 from scheduler.core.core import Core
@@ -173,10 +173,7 @@ def main() -> None:
     for method, accepted, pays in cases:
         cost = measure(method, arguments.running, accepted=accepted, pays=pays)
         line = asdict(cost) | {"scheduler_us": cost.scheduler_us}
-        print(
-            json.dumps(line) if arguments.json else "  ".join(f"{name} {value}" for name, value in line.items()),
-            flush=True,
-        )
+        show(line, as_json=arguments.json)
 
 
 if __name__ == "__main__":

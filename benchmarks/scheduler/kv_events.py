@@ -16,7 +16,6 @@ ids that they were told are hashed again, by which blocks are named. Exits with 
 import argparse
 import asyncio
 import contextlib
-import json
 import random
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.command import show
 from configs.options import Options
 from octavo.client.admin import Admin
 from runtime.block_hashes import hash_prompt_blocks, scope_of
@@ -257,8 +257,7 @@ def main() -> int:
     if not arguments.json:
         print(f"seed {seed}; {time.monotonic() - began:.0f} s")
     for picture in pictures:
-        row = asdict(picture)
-        print(json.dumps({"seed": seed, **row}) if arguments.json else "  ".join(f"{k} {v}" for k, v in row.items()))
+        show({"seed": seed, **asdict(picture)}, as_json=arguments.json)
     return int(any(each.wrong or each.names_wrong or not each.names_checked or not each.gaps for each in pictures))
 
 

@@ -20,7 +20,6 @@ number of streams.
 import argparse
 import asyncio
 import contextlib
-import json
 import statistics
 import sys
 import time
@@ -30,6 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.cluster.online import octavo_up
+from benchmarks.command import names, numbers, show
 from benchmarks.engine.workload import VOCAB_SIZE
 from benchmarks.peers import http_client
 from benchmarks.peers.engines import OCTAVO, QUANTIZATIONS
@@ -220,25 +220,15 @@ class Run:
         self._show({"server": name, "streams": num_streams, **found})
 
     def _show(self, values: dict[str, object]) -> None:
-        if self._arguments.json:
-            print(json.dumps({"quantization": self._arguments.quantization, **values}), flush=True)
-        else:
-            print("  ".join(f"{name} {value}" for name, value in values.items()), flush=True)
-
-
-def _servers(text: str) -> list[str]:
-    wanted = text.split(",")
-    if unknown := set(wanted) - {OCTAVO, VLLM}:
-        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: must be among {OCTAVO}, {VLLM}")
-    return wanted
+        show({"quantization": self._arguments.quantization, **values}, as_json=self._arguments.json)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--servers", type=_servers, default=OCTAVO, help="default: %(default)s")
+    parser.add_argument("--servers", type=names(OCTAVO, VLLM), default=OCTAVO, help="default: %(default)s")
     parser.add_argument(
         "--streams",
-        type=lambda text: [int(each) for each in text.split(",")],
+        type=numbers,
         default="64,32,8",
         metavar="N,N,...",
         help="default: %(default)s",

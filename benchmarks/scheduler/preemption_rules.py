@@ -10,11 +10,11 @@ or our rule does not preempt less often.
 """
 
 import argparse
-import json
 import random
 import sys
 from collections import Counter
 
+from benchmarks.command import show
 from scheduler.core.core import Core
 from scheduler.core.messages import ChoiceStart, CoreSettings, FinishReason, GroupRequest, SequenceKey, StopRules
 from tests.fakes.model import FakeSampling
@@ -109,18 +109,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-
-    def show(figures: dict[str, object]) -> None:
-        text = (
-            json.dumps(figures) if arguments.json else "  ".join(f"{name} {value}" for name, value in figures.items())
-        )
-        print(text, flush=True)
-
     requests = make_requests(arguments.seed)
     needed = blocks_needed(requests)
     expected, figures = run(requests, needed, rule="whole_context", mode="recompute")
     assert figures["preemptions"] == 0
-    show(figures)
+    show(figures, as_json=arguments.json)
     is_good = True
     for mode in ("recompute", "swap"):
         preemptions = {}
@@ -128,7 +121,7 @@ def main() -> None:
             outputs, figures = run(requests, needed // 4, rule=rule, mode=mode)
             equal = sum(outputs[key] == tokens for key, tokens in expected.items())
             preemptions[rule] = figures["preemptions"]
-            show(figures | {"equal": equal})
+            show(figures | {"equal": equal}, as_json=arguments.json)
             is_good &= equal == len(requests)
         is_good &= preemptions["whole_context"] < preemptions["first_chunk"]
     sys.exit(0 if is_good else 1)

@@ -25,10 +25,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+from benchmarks.command import names, show
 from configs.load import load_options
 from octavo.lab.bounds import Bounds, lasting
 from octavo.lab.flags import DatasetKind, LoadFlags
@@ -281,16 +283,9 @@ def main() -> None:
     parser.add_argument("--interrupt", type=float, default=0.0, metavar="S", help="Ctrl-C to the tuner after S seconds")
     parser.add_argument("--rounds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--flags", default="", help="more flags of octavo tune, such as '--max-measured 2'")
-    parser.add_argument("--steps", type=lambda text: text.split(","), default=[*_STEPS], metavar="tune,grid,pairs")
+    parser.add_argument("--steps", type=names(*_STEPS), default=[*_STEPS], metavar="tune,grid,pairs")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    if unknown := set(arguments.steps) - {*_STEPS}:
-        parser.error(f"--steps: {', '.join(sorted(unknown))}: must be among {', '.join(_STEPS)}")
-
-    def show(values: Mapping[str, Any]) -> None:
-        line = json.dumps(values) if arguments.json else "  ".join(f"{name} {value}" for name, value in values.items())
-        print(line, flush=True)
-
     with tempfile.TemporaryDirectory() as directory:
         arguments.output = (arguments.output or Path(directory)).resolve()
         arguments.output.mkdir(parents=True, exist_ok=True)
@@ -303,7 +298,7 @@ def main() -> None:
         if (arguments.output / "tuned" / "report.json").exists() and (
             arguments.output / "grid" / "report.json"
         ).exists():
-            compare(arguments, wall, show)
+            compare(arguments, wall, partial(show, as_json=arguments.json))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.command import names, numbers, show
 from benchmarks.speculation.pair import fetch
 from benchmarks.speculation.turns import Method, Turn, Workbench
 from benchmarks.speculation.workloads import (
@@ -134,10 +135,7 @@ class Run:
             self._print({"method": name, "step_ms_by_tokens": medians})
 
     def _print(self, values: dict[str, object]) -> None:
-        if self._arguments.json:
-            print(json.dumps({"temperature": self._arguments.temperature, **values}), flush=True)
-        else:
-            print("  ".join(f"{name} {value}" for name, value in values.items()), flush=True)
+        show({"temperature": self._arguments.temperature, **values}, as_json=self._arguments.json)
 
 
 def _median_of_steps(turns: Sequence[Turn], part: str, factor: float) -> float:
@@ -166,26 +164,17 @@ def _names(text: str) -> list[str]:
     return [each for each in text.split(",") if each]
 
 
-def _workloads(text: str) -> list[str]:
-    names = _names(text)
-    if unknown := set(names) - set(MAX_TOKENS):
-        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: must be among {', '.join(MAX_TOKENS)}")
-    return names
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(each) for each in _names(text)]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", type=_workloads, default=",".join(MAX_TOKENS), help="default: %(default)s")
+    parser.add_argument(
+        "--workloads", type=names(*MAX_TOKENS), default=",".join(MAX_TOKENS), help="default: %(default)s"
+    )
     parser.add_argument("--methods", "--method", type=_names, default="auto", help="default: %(default)s")
     parser.add_argument("--model", default="", help="of the drafts; same: SmolLM2's own weights")
     parser.add_argument("--quantization", default="", help="of the draft model")
     parser.add_argument("--num-speculative-tokens", type=int, default=0)
     parser.add_argument("--config", action="append", default=[], help="a speculative_config; may come several times")
-    parser.add_argument("--streams", type=_numbers, default=list(_STREAMS))
+    parser.add_argument("--streams", type=numbers, default=list(_STREAMS))
     parser.add_argument("--pair", action="store_true", help="a real pair of models instead of SmolLM2")
     parser.add_argument(
         "--requests", type=_names, default="all,no_loops", help="no_loops: those whose outputs end in no loop"

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.command import show
 from benchmarks.speculation.turns import Workbench
 from benchmarks.speculation.workloads import MAX_TOKENS, MODEL, workloads
 from octavo.plan.costs.step_shape import PaperRows
@@ -260,7 +261,7 @@ def main() -> None:
                 "resting": round(sum(each.num_resting for each in turns) / num_steps, 2),
                 **given,
             }
-            print(json.dumps(line) if arguments.json else "  ".join(f"{k} {v}" for k, v in line.items()), flush=True)
+            show(line, as_json=arguments.json)
 
 
 if __name__ == "__main__":

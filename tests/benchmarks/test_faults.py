@@ -1,15 +1,21 @@
-"""The parts of benchmarks.faults.chaos: which processes it kills, what it requests, and how it detects differences."""
+"""The parts of benchmarks.faults: which faults it draws, what it requests, how it detects differences and judges."""
 
+import asyncio
 import dataclasses
 import itertools
 import random
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from benchmarks.faults.__main__ import choose_faults
 from benchmarks.faults.cluster import Kind, Place, place_of
-from benchmarks.faults.crowd import Outcome, differences, make_plans
-from benchmarks.faults.kills import choose_kinds
+from benchmarks.faults.crowd import Outcome, Verdict, differences, judge, make_plans
+from benchmarks.faults.driver import Blow, Fault, Hit, Traffic, injections, run, table
+from benchmarks.faults.kinds import FAULTS, GREY
+from benchmarks.faults.kinds.kills import KILLS, choose_kills
 from octavo.client.results import Choice, FinishReason, Generation, Usage
 
 PLAN = make_plans(2, 0, mean_tokens=8)[1]
@@ -36,17 +42,28 @@ def outcome(**changes) -> Outcome:
 
 
 def test_twenty_kills_are_each_kind_five_times_alone_and_five_of_two_at_once() -> None:
-    kinds = choose_kinds(20, random.Random(0))
-    assert Counter(each for each in kinds if len(each) == 1) == {(kind,): 5 for kind in Kind}
-    assert sum(len(each) == 2 for each in kinds) == 5
-    assert (Kind.SCHEDULER, Kind.SCHEDULER) in kinds, "no kill leaves the cluster without a replica"
+    kills = choose_kills(20, random.Random(0))
+    assert Counter(kill.name for kill in kills if kill.name.count("-") == 1) == {f"kill-{kind}": 5 for kind in Kind}
+    assert sum(kill.name.count("-") == 2 for kill in kills) == 5
+    assert KILLS[Kind.SCHEDULER, Kind.SCHEDULER] in kills, "no kill leaves the cluster without a replica"
 
 
 @pytest.mark.parametrize("num_kills", range(3, 12))
 def test_each_kind_is_killed(num_kills: int) -> None:
-    kinds = choose_kinds(num_kills, random.Random(0))
-    assert len(kinds) == num_kills
-    assert set(itertools.chain(*kinds)) == set(Kind)
+    kills = choose_kills(num_kills, random.Random(0))
+    assert len(kills) == num_kills
+    assert {kind for kinds, kill in KILLS.items() for kind in kinds if kill in kills} == set(Kind)
+
+
+def test_kinds_come_in_turn_or_without_an_end() -> None:
+    choose = random.Random(0)
+    names = [fault.name for fault in choose_faults(["stop", "rank"], 8, choose)]
+    assert names[:7] == [*(name for name in FAULTS if name.startswith("stop-")), "rank"]
+    assert names[7] == names[0]
+    endless = {fault.name for fault in itertools.islice(choose_faults(["kill", "grey"], None, choose), 500)}
+    assert endless >= {fault.name for fault in GREY.values() if not fault.missing()} | {"kill-worker"}
+    with pytest.raises(ValueError, match="nonesuch: there are grey, and kill-worker"):
+        choose_faults(["nonesuch"], 1, choose)
 
 
 def test_half_of_the_streams_are_sampled_and_half_of_these_have_no_seed() -> None:
@@ -74,12 +91,57 @@ def test_half_of_the_streams_are_sampled_and_half_of_these_have_no_seed() -> Non
 def test_it_sees_what_was_lost_or_came_twice(changes: dict, words: str) -> None:
     assert not differences(outcome(), outcome())
     (difference,) = differences(outcome(**changes), outcome())
-    assert words in str(difference)
+    assert words in difference
 
 
 def test_the_first_other_token_is_told_with_its_time() -> None:
     (difference,) = differences(outcome(token_ids=(1, 2, 4)), outcome())
-    assert difference.at == 2.5
+    assert difference.endswith(", at 2.5 s")
+
+
+def test_a_stream_that_lacks_tokens_is_lost_and_one_with_more_has_some_twice() -> None:
+    lost, twice = (judge(outcome(token_ids=ids), outcome(), 0.0) for ids in ((1, 2), (1, 2, 3, 3)))
+    assert (lost.is_lost, lost.is_duplicated, twice.is_lost, twice.is_duplicated) == (True, False, False, True)
+    assert lost.found
+    assert twice.found
+    inexact = judge(outcome(exact=False), outcome(), 0.0)
+    assert inexact.found == ["choice 0: inexact"]
+
+
+@pytest.mark.parametrize(("may_restart", "problems"), [({"worker 0.0"}, 0), (set(), 1)])
+async def test_a_process_that_is_restarted_without_need_spoils_a_report(may_restart: set[str], problems: int) -> None:
+    processes = {Place(Kind.WORKER, 0): SimpleNamespace(pid=1)}
+    up = SimpleNamespace(process=SimpleNamespace(pid=9))
+    cluster = SimpleNamespace(processes=lambda: processes, up=up)
+    ground: Any = SimpleNamespace(cluster=cluster, wait_until_serving=lambda _: asyncio.sleep(0))
+
+    async def replace_worker(*_: object) -> Blow:
+        processes[Place(Kind.WORKER, 0)] = SimpleNamespace(pid=2)
+        return Blow(victims=["worker 0.0"], may_restart=may_restart)
+
+    fault = Fault(name="it", what="", inject=replace_worker)
+    report = await run(ground, Traffic(ground, print), injections([fault], 0, longest=1.0), 0)
+    assert report.hits[0].restarted == ["worker 0.0"]
+    assert report.problems == ["it 0: worker 0.0 was restarted without need"] * problems
+    assert report.is_clean == (not problems)
+
+
+async def test_what_fails_beside_a_fault_ends_the_run() -> None:
+    class Failing(Traffic):
+        async def go_on(self, fault: Fault, counts: Counter[str]) -> None:
+            raise ValueError("it fails")
+
+    up = SimpleNamespace(process=SimpleNamespace(pid=9))
+    cluster = SimpleNamespace(processes=dict, up=up)
+    ground: Any = SimpleNamespace(cluster=cluster, wait_until_serving=lambda _: asyncio.sleep(0))
+
+    async def nothing(*_: object) -> Blow:
+        await asyncio.sleep(0)
+        return Blow(victims=[])
+
+    fault = Fault(name="it", what="", inject=nothing)
+    with pytest.raises(ValueError, match="it fails"):
+        await run(ground, Failing(ground, print), injections([fault], 0, longest=1.0), 0)
 
 
 @pytest.mark.parametrize(
@@ -94,3 +156,68 @@ def test_the_first_other_token_is_told_with_its_time() -> None:
 )
 def test_processes_are_known_by_their_command_lines(arguments: list[str], place: Place | None) -> None:
     assert place_of(arguments) == place
+
+
+def verdict(*arrivals: float, began: float = 0.0, ended: float = 10.0, is_lost: bool = False) -> Verdict:
+    return Verdict(
+        number=0,
+        is_sampled=True,
+        began=began,
+        ended=ended,
+        arrivals=list(arrivals),
+        is_lost=is_lost,
+        is_duplicated=False,
+        found=[],
+    )
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "window", "gap"),
+    [
+        ((1.0, 2.0, 9.0), (3.0, 4.0), 7.0),
+        ((1.0, 2.0, 9.0), (0.5, 1.5), 1.0),
+        ((6.0,), (1.0, 2.0), 6.0),
+        ((1.0,), (5.0, 6.0), 9.0),
+    ],
+)
+def test_the_longest_gap_is_one_that_overlaps_the_fault(
+    arrivals: tuple[float, ...], window: tuple[float, float], gap: float
+) -> None:
+    assert verdict(*arrivals).longest_gap(*window) == gap
+
+
+def test_a_fault_counts_the_streams_that_lived_while_it_lasted() -> None:
+    hit = Hit(
+        kind="stop-worker",
+        number=0,
+        seconds=2.0,
+        victims=["worker 0.1"],
+        note="",
+        begin=3.0,
+        end=5.0,
+        restarted=["worker 0.1", "scheduler 1"],
+        unexpected=["scheduler 1"],
+        problems=[],
+        verdicts=[verdict(3.5, is_lost=True)],
+    )
+    hit.judge([verdict(ended=2.0), verdict(began=8.0), verdict(4.0)])
+    assert hit.gaps == [6.0, 6.5]
+    assert (hit.counts["streams"], hit.counts["sampled"], hit.counts["lost"], hit.counts["differ"]) == (2, 2, 1, 0)
+    shown = "\n".join(table([hit, dataclasses.replace(hit, kind="clock")]))
+    assert "all 2 kinds" in shown
+    assert "2 workers, 2 schedulers" in shown
+
+
+def test_lengths_are_drawn_by_seed_and_within_bounds() -> None:
+    faults = [*GREY.values()] * 10
+    drawn = list(injections(faults, 3, longest=15.0))
+    assert drawn == list(injections(faults, 3, longest=15.0))
+    assert all(each.fault.seconds[0] <= each.seconds <= 15.0 for each in drawn)
+    assert len({each.seconds for each in drawn if each.fault.name == "stop-worker"}) == 10
+    assert FAULTS["stop-worker"].draw_seconds(random.Random(0), 1.0) == 2.0
+
+
+def test_there_are_all_kinds_that_are_promised() -> None:
+    for subject in ("kill-", "rank", "stop-", "slow-", "net-", "disk-", "descriptors-", "clock", "memory-"):
+        assert any(name.startswith(subject) for name in FAULTS), subject
+    assert len(GREY) == 31

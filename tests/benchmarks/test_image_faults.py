@@ -1,8 +1,8 @@
-"""The streams with images of benchmarks.faults.chaos."""
+"""The streams with images of benchmarks.faults."""
 
 from collections import Counter
 
-from benchmarks.faults.streams.images import make_image_plans
+from benchmarks.faults.traffics.images import make_image_plans
 from octavo.client.requests import generate_request
 from protos.inference_pb2 import GenerateRequest
 

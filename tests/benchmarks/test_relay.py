@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from benchmarks.faults.grey.means.relay import Relay
+from benchmarks.faults.means.relay import Relay
 
 
 async def _say_hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

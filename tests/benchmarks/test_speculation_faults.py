@@ -1,12 +1,12 @@
-"""The streams of `benchmarks.faults.chaos --speculation`, and replicas that draft in different ways."""
+"""The streams of `benchmarks.faults --traffic drafts`, and replicas that draft in different ways."""
 
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.streams.speculation.plans import make_speculated_plans, without_speculation
-from benchmarks.faults.streams.speculation.up import configs_of, different_processes
+from benchmarks.faults.means.up_with import with_flags
+from benchmarks.faults.traffics.speculation import make_speculated_plans, own_flags, without_speculation
 from configs.flags import parse_flags
 from configs.load import load_options
 from configs.options import Options
@@ -31,7 +31,7 @@ def test_streams_have_all_features() -> None:
     ("drafters", "methods"), [("scheduler", ["ngram", "suffix"]), ("workers", ["draft_model", "eagle3"])]
 )
 def test_each_replica_has_its_own_drafter(tmp_path: Path, drafters: str, methods: list[str]) -> None:
-    processes = different_processes(configs_of(drafters, tmp_path))
+    processes = with_flags(own_flags(drafters, tmp_path))
     found = []
     for spec in processes(Options(data_parallel_size=2), tmp_path / "none.yaml", num_cores=2):
         if spec.stage is Stage.ROUTER:

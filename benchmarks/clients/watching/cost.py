@@ -10,6 +10,7 @@ CPU time that each part uses more for as many tokens. Takes under six minutes; -
 import argparse
 import http.client
 import json
+import selectors
 import subprocess
 import sys
 import time
@@ -20,12 +21,37 @@ from statistics import median
 import psutil
 
 from benchmarks.clients.watching.browser import BrowserError, chromium
-from benchmarks.clients.watching.feed_readers import FEED
 from benchmarks.clients.watching.load import HOST, Cluster, cluster, loaded
 
+FEED = "/console/data/feed"
 _PAGE_S = 15.0
 _COUNT = b"octavo_generation_tokens_total "
 _NONE = "none"
+# The first argument of the process that reads.
+_READ = "read"
+
+
+def read_feeds(port: int, count: int) -> int:
+    """Reads a router's feed as open consoles do, without drawing it, until standard input ends. Prints a line once all
+    feeds are open. Returns their bytes."""
+    connections = [http.client.HTTPConnection(HOST, port, timeout=30) for _ in range(count)]
+    chosen, num_bytes = selectors.DefaultSelector(), 0
+    for each in connections:
+        each.request("GET", FEED)
+        answer = each.getresponse()
+        if answer.status != 200:
+            raise SystemExit(f"{FEED}: HTTP {answer.status}")
+        chosen.register(each.sock, selectors.EVENT_READ)
+    chosen.register(sys.stdin, selectors.EVENT_READ)
+    print(count, flush=True)
+    while True:
+        for key, _ in chosen.select():
+            if key.fileobj is sys.stdin:
+                return num_bytes
+            # Past http.client, whose parts and chunks would cost more than the reading.
+            if not (part := key.fileobj.recv(1 << 18)):  # type: ignore[union-attr]
+                raise SystemExit("the router ended a feed")
+            num_bytes += len(part)
 
 
 @contextmanager
@@ -34,7 +60,7 @@ def consoles(running: Cluster, count: int) -> Iterator[psutil.Process | None]:
     if not count:
         yield None
         return
-    command = [sys.executable, "-m", "benchmarks.clients.watching.feed_readers", str(running.http_port), str(count)]
+    command = [sys.executable, "-m", "benchmarks.clients.watching.cost", _READ, str(running.http_port), str(count)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdin is not None
@@ -168,4 +194,7 @@ def show_medians(pairs: list[tuple[dict[str, float], dict[str, float]]]) -> None
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == [_READ]:
+        print(read_feeds(*map(int, sys.argv[2:])), flush=True)
+    else:
+        main()

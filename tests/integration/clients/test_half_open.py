@@ -7,7 +7,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from benchmarks.faults.grey.means.relay import Relays
+from benchmarks.faults.means.relay import Relays
 from octavo.client.connection import CHANNEL_OPTIONS
 from router.replicas.connection import CHANNEL_OPTIONS as SCHEDULER_CHANNEL_OPTIONS
 from runtime.grpc_setup.server import ANSWERS_PINGS

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from benchmarks.faults.grey.means.relay import Relay
+from benchmarks.faults.means.relay import Relay
 from protos import admin_pb2
 from protos import inference_pb2 as pb
 from protos.admin_pb2_grpc import AdminStub

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from benchmarks.faults.grey.means.relay import Relays
+from benchmarks.faults.means.relay import Relays
 from protos import inference_pb2 as pb
 from tests.fakes.routers import receive, running_router, running_schedulers
 from tests.fakes.scheduler import FakeScheduler

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.grey.means.relay import Relays
+from benchmarks.faults.means.relay import Relays
 from runtime.security.curve import make_keys
 from tests.fakes.hash_runner import HashModel
 from tests.support.ports import free_ports

@@ -1,1 +1,0 @@
-"""octavo-client alone, and the programs of docs/clients, against a cluster whose processes are killed."""

@@ -1,1 +1,0 @@
-"""Streams that outlive their connections, over gRPC and as server-sent events."""

@@ -1,1 +1,0 @@
-"""Streams and replicas for benchmarks.faults.chaos that draft in different ways."""
