@@ -232,14 +232,15 @@ class ProcessWatch:
 
 
 async def inject(ground: Ground, injection: Injection, say: Say) -> Hit:
-    """Injects a fault, and waits until all processes serve again."""
+    """Injects a fault, and waits until all processes serve again, if the ground is patient."""
     watch = ProcessWatch(ground)
     watching = asyncio.create_task(watch.run())
     begin = time.monotonic()
     try:
         blow = await injection.fault.inject(ground, random.Random(injection.seed), injection.seconds)
         over = time.monotonic()
-        await ground.wait_until_serving(injection.fault.name)
+        if ground.is_patient:
+            await ground.wait_until_serving(injection.fault.name)
         end = time.monotonic()
     finally:
         watching.cancel()
@@ -248,7 +249,8 @@ async def inject(ground: Ground, injection: Injection, say: Say) -> Hit:
     restarted = watch.restarted
     say(
         f"{injection.fault.name} {injection.number}: {', '.join(blow.victims)}, {over - begin:.1f} s"
-        f"{', ' + blow.note if blow.note else ''}; serves again after {end - over:.1f} s"
+        f"{', ' + blow.note if blow.note else ''}"
+        f"{f'; serves again after {end - over:.1f} s' if ground.is_patient else ''}"
         f"{'; restarted: ' + ', '.join(restarted) if restarted else ''}"
     )
     return Hit(

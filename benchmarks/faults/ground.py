@@ -67,12 +67,14 @@ class Means:
 
 @dataclass(slots=True, kw_only=True)
 class Ground:
-    """directory: has the batches, too. spared: places that no kill takes."""
+    """directory: has the batches, too. spared: places that no kill takes. is_patient: a fault is over when all
+    processes serve again, before the next one may come."""
 
     cluster: Cluster
     directory: Path
     some_means: Means | None = None
     spared: frozenset[Place] = field(default_factory=frozenset)
+    is_patient: bool = True
 
     @property
     def means(self) -> Means:

@@ -113,7 +113,7 @@ async def test_a_process_that_is_restarted_without_need_spoils_a_report(may_rest
     processes = {Place(Kind.WORKER, 0): SimpleNamespace(pid=1)}
     up = SimpleNamespace(process=SimpleNamespace(pid=9))
     cluster = SimpleNamespace(processes=lambda: processes, up=up)
-    ground: Any = SimpleNamespace(cluster=cluster, wait_until_serving=lambda _: asyncio.sleep(0))
+    ground: Any = SimpleNamespace(cluster=cluster, is_patient=True, wait_until_serving=lambda _: asyncio.sleep(0))
 
     async def replace_worker(*_: object) -> Blow:
         processes[Place(Kind.WORKER, 0)] = SimpleNamespace(pid=2)
@@ -133,7 +133,7 @@ async def test_what_fails_beside_a_fault_ends_the_run() -> None:
 
     up = SimpleNamespace(process=SimpleNamespace(pid=9))
     cluster = SimpleNamespace(processes=dict, up=up)
-    ground: Any = SimpleNamespace(cluster=cluster, wait_until_serving=lambda _: asyncio.sleep(0))
+    ground: Any = SimpleNamespace(cluster=cluster, is_patient=True, wait_until_serving=lambda _: asyncio.sleep(0))
 
     async def nothing(*_: object) -> Blow:
         await asyncio.sleep(0)

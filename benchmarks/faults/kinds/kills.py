@@ -54,8 +54,13 @@ def choose_victims(ground: Ground, kinds: Sequence[Kind], choose: random.Random)
 
 async def _kill(kinds: Sequence[Kind], ground: Ground, choose: random.Random, seconds: float) -> Blow:
     victims = choose_victims(ground, kinds, choose)
+    if ground.is_patient:
+        await ground.cluster.kill_and_wait(victims)
+    else:
+        # Some may not be back from an earlier kill.
+        victims = [place for place in victims if place in ground.cluster.processes()]
+        await asyncio.to_thread(ground.cluster.kill, victims)
     names = [str(place) for place in victims]
-    await ground.cluster.kill_and_wait(victims)
     return Blow(victims=names, may_restart=set(names))
 
 

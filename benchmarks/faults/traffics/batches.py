@@ -72,6 +72,8 @@ class Batches(Traffic):
         self._api = openai.AsyncOpenAI(base_url=f"{self._other_url}/v1", api_key="none", max_retries=20)
         self._watch = _Watch(ground.directory, num_lines)
         self._num_restarts = 0
+        # Lines go on while processes are away.
+        ground.is_patient = False
 
     async def begin(self) -> None:
         (self._directory / "in.jsonl").write_text("\n".join(self._lines))
@@ -105,6 +107,7 @@ class Batches(Traffic):
             ids = [file_id for file_id in (batch.output_file_id, batch.error_file_id) if file_id]
             contents = [(await self._api.files.content(file_id)).text for file_id in ids]
         seconds = time.monotonic() - self._began
+        await self.ground.wait_until_serving("the batches")
         await asyncio.to_thread(self._watch.look)
         self.problems, outcomes = self._watch.problems, Counter[str]()
         if self._command.returncode or batch.status != "completed":
@@ -145,6 +148,7 @@ class Batches(Traffic):
             self._command.kill()
         await self._command.wait()
         await self._api.close()
+        self.ground.is_patient = True
 
     async def _start(self) -> None:
         paths = (f"{self._directory / name}" for name in ("in.jsonl", "out.jsonl"))

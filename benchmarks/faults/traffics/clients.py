@@ -224,6 +224,7 @@ class Clients(Traffic):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.ground.spared = frozenset()
 
     async def _come(self, index: int) -> None:
         """Sends one request after the other until the end."""
