@@ -168,7 +168,8 @@ class Crowd:
     def start(self, count: int) -> None:
         """Starts more streams: of each plan once, then of all again that may. No two of a plan are live at once."""
         for _ in range(count):
-            plan = next((plan for plan in self._next if plan.number not in self._live), None)
+            turn = itertools.islice(self._next, len(self._plans))
+            plan = next((plan for plan in turn if plan.number not in self._live), None)
             if plan is None:
                 return
             self._num_started += 1

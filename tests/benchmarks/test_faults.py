@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.faults.__main__ import choose_faults
 from benchmarks.faults.cluster import Kind, Place, place_of
-from benchmarks.faults.crowd import Outcome, Verdict, differences, judge, make_plans
+from benchmarks.faults.crowd import Crowd, Outcome, Plan, Verdict, differences, judge, make_plans
 from benchmarks.faults.driver import Blow, Fault, Hit, Traffic, injections, run, table
 from benchmarks.faults.kinds import FAULTS, GREY
 from benchmarks.faults.kinds.kills import KILLS, choose_kills
@@ -97,6 +97,27 @@ def test_it_sees_what_was_lost_or_came_twice(changes: dict, words: str) -> None:
 def test_the_first_other_token_is_told_with_its_time() -> None:
     (difference,) = differences(outcome(token_ids=(1, 2, 4)), outcome())
     assert difference.endswith(", at 2.5 s")
+
+
+async def test_each_plan_runs_once_before_any_again_and_no_two_of_one_at_once() -> None:
+    class Quiet(Crowd):
+        async def _follow(self, plan: Plan) -> Outcome:
+            asked.append(plan.number)
+            await gate.wait()
+            return self._ended(plan, self._live[plan.number], outcome().generation, None)
+
+    asked, gate = list[int](), asyncio.Event()
+    plans = [dataclasses.replace(plan, is_unique=plan.number == 1) for plan in make_plans(3, 0, mean_tokens=8)]
+    async with Quiet(["localhost:1"], plans) as crowd:
+        # All are live: there is none to start.
+        crowd.start(5)
+        await asyncio.sleep(0)
+        assert asked == [0, 1, 2]
+        gate.set()
+        await crowd.fewer_live(1)
+        crowd.start(4)
+        assert len(await crowd.finish()) == 5
+        assert sorted(asked[3:]) == [0, 2]
 
 
 def test_a_stream_that_lacks_tokens_is_lost_and_one_with_more_has_some_twice() -> None:
