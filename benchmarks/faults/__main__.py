@@ -111,7 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--clients", type=int, default=16, help="concurrent ones")
     add("--lines", type=int, default=500, help="of a batch")
     add("--programs", default=",".join(NAMES), help="comma-separated; default: %(default)s")
-    for name, default in (("replicas", 2), ("stages", 2), ("tensor", 1), ("routers", 2)):
+    add("--stages", type=int, help="of a replica; default: 2, or 1 for programs")
+    for name, default in (("replicas", 2), ("tensor", 1), ("routers", 2)):
         add(f"--{name}", type=int, default=default, help="of the cluster; default: %(default)s")
     add("--seed", type=int, help="of traffic and faults; default: a random one, which is printed")
     add("--log", type=Path, help="file for the cluster's output")
@@ -129,6 +130,8 @@ def main() -> int:
         parser.error(f"--programs: {', '.join(sorted(unknown))}: there are {', '.join(NAMES)}")
     if arguments.faults is None:
         arguments.faults = 8 if name == "batches" else 20
+    if arguments.stages is None:
+        arguments.stages = 1 if name == "programs" else 2
     kinds, is_endless = arguments.kinds.split(","), name in ("clients", "image-clients")
     try:
         faults = choose_faults(kinds, None if is_endless else arguments.faults, random.Random(f"{seed}/kinds"))

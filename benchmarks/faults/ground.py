@@ -20,14 +20,14 @@ from benchmarks.faults.means.relay import Relay, Relays
 from runtime.security.curve import make_keys
 from tests.support.ports import free_ports
 
+# SmolLM2's own template shows no tools.
+TOOL_FLAGS = ("--tool-call-parser=hermes", "--trust-request-chat-template")
 COMMON_FLAGS = (
     "--dtype=float32",
     "--worker-threads=1",
     "--scheduling-policy=priority",
     "--max-restarts=1000",
-    # SmolLM2's own template shows no tools.
-    "--tool-call-parser=hermes",
-    "--trust-request-chat-template",
+    *TOOL_FLAGS,
 )
 # Limits so small that streams also wait for rows and KV blocks.
 FLAGS = (

@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.cluster.foreign_clients import CLIENTS, PROGRAMS, LackingError, environments
 from benchmarks.faults.cluster import Kind, Place
 from benchmarks.faults.driver import Hit, Say, Traffic
-from benchmarks.faults.ground import COMMON_FLAGS, Ground
+from benchmarks.faults.ground import TOOL_FLAGS, Ground
 from octavo import Client, SamplingParams
 from tests.support.repository import ROOT
 
@@ -30,7 +30,10 @@ _OWN = "octavo"
 # The checks of octavo-client.
 _SUITE = "suite"
 NAMES = (_SUITE, _OWN, *PROGRAMS)
-PROGRAM_FLAGS = (*COMMON_FLAGS, "--kv-cache-memory=0.2", "--max-num-seqs=32")
+PROGRAM_FLAGS = (
+    *("--worker-threads=1", "--kv-cache-memory=0.2", "--max-num-seqs=32", "--max-restarts=1000"),
+    *TOOL_FLAGS,
+)
 _PROMPT, _MAX_TOKENS, _SEED = "Once upon a time, in a small town by the sea,", 160, 7
 _PATIENCE_S = 150.0
 
