@@ -1,4 +1,4 @@
-"""What commands of benchmarks have in common: lists in their flags, and rows of figures."""
+"""Shared by the commands of benchmarks: lists in their flags, and rows of figures."""
 
 import argparse
 import json

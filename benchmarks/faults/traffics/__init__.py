@@ -1,4 +1,4 @@
-"""What a cluster does while faults happen, and how it is judged. The table of all kinds of streams."""
+"""The work of a cluster while faults happen, and how it is judged. The table of all kinds of streams."""
 
 from benchmarks.faults.traffics.attached import ATTACHED
 from benchmarks.faults.traffics.images import IMAGES
