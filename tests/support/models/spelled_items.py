@@ -89,7 +89,7 @@ class SpelledEncoder(Encoder):
     def use_group(self, group: Group) -> None:
         self.group = group
 
-    def prepare(self, data: pb.ItemData) -> SpelledInput:
+    def prepare(self, data: pb.ItemData) -> Any:
         self.num_prepared += 1
         if data.files[0].startswith(b"damaged"):
             raise ItemError("the image is truncated")
@@ -107,7 +107,7 @@ class SpelledEncoder(Encoder):
             return None
         return ItemSize(kind=pb.ITEM_KIND_IMAGE, width=limits.image.width or 64, height=1)
 
-    def dummy(self, size: ItemSize) -> SpelledInput:
+    def dummy(self, size: ItemSize) -> Any:
         return SpelledInput([1] * self.recipe.layout(size).num_embeddings)
 
 
