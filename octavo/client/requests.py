@@ -4,6 +4,7 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any, Literal, TypedDict
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -226,11 +227,25 @@ class RequestOptions(OutputOptions, total=False):
     trace_headers: Mapping[str, str]
 
 
+_OPTIONS = RequestOptions.__optional_keys__
+_SAMPLING = frozenset(each.name for each in fields(SamplingParams))
+
+
+def _why_unknown(option: str) -> str:
+    if option in _SAMPLING:
+        return f"{option} is a sampling parameter: give SamplingParams({option}=...)"
+    near = get_close_matches(option, _OPTIONS | _SAMPLING, n=1)
+    hint = f"; did you mean {near[0]}?" if near else f": use one of {', '.join(sorted(_OPTIONS))}"
+    return f"{option} is no option of a request{hint}"
+
+
 def generate_request(prompt: Prompt, sampling: SamplingParams | None, options: RequestOptions) -> pb.GenerateRequest:
     """Builds a request, always with a request_id, so that a retry before the first message is recognised as the same.
 
     Raises InvalidRequest.
     """
+    if unknown := options.keys() - _OPTIONS:
+        raise InvalidRequest(_why_unknown(min(unknown)))
     if isinstance(prompt, pb.GenerateRequest):
         return _own(prompt, sampling, options)
     request = pb.GenerateRequest(

@@ -39,6 +39,21 @@ def test_what_is_no_prompt_is_refused(prompt: list) -> None:
         generate_request(prompt, None, {})
 
 
+@pytest.mark.parametrize(
+    ("option", "why"),
+    [
+        ("temperature", r"^temperature is a sampling parameter: give SamplingParams\(temperature=\.\.\.\)$"),
+        ("cache_sald", "^cache_sald is no option of a request; did you mean cache_salt?"),
+        ("zzz", "^zzz is no option of a request: use one of allowed_tools, "),
+    ],
+)
+@pytest.mark.parametrize("prompt", ["Once upon", pb.GenerateRequest(prompt="Once upon")])
+def test_unknown_options_are_refused_by_name(prompt: str | pb.GenerateRequest, option: str, why: str) -> None:
+    """Before, they were ignored: `temperature=0` beside the prompt still drew tokens."""
+    with pytest.raises(InvalidRequest, match=why):
+        generate_request(prompt, None, {option: 0})  # type: ignore[misc]
+
+
 def test_a_message_needs_role_and_content() -> None:
     for message in ({"role": "user"}, {"content": "x", "name": "x"}, {"role": "user", "content": 1}):
         with pytest.raises(InvalidRequest, match="a message has a role and a content, text or parts, but one has "):
