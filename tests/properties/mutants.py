@@ -43,7 +43,7 @@ MUTANTS = [
     ),
     _mutant(
         "row-reused-at-once",
-        "core.state.rows",
+        "core.state.running",
         "if last_step:",
         "if False:",
         "a row is given away while a step that names it is still on its way",

@@ -222,5 +222,5 @@ def test_progress_counts_quantized_tensors_too(directory: Path, tmp_path: Path) 
 
 
 def test_an_unknown_quantization_is_refused_with_those_that_are_known(directory: Path) -> None:
-    with pytest.raises(WeightsError, match=r"quantization='awq' is not supported; auto, none, int8, int4, fp8 are"):
+    with pytest.raises(WeightsError, match=r"quantization='awq' is not supported; auto, none, int8, fp8, int4 are"):
         _load(directory, "awq")
