@@ -82,7 +82,8 @@ class AdminService(AdminServicer):
 async def answer_of(future: Future[Answer], context: Context) -> Answer:
     """Waits for the step loop's answer, and ends the call with UNAVAILABLE if there is none."""
     try:
-        return await asyncio.wait_for(asyncio.wrap_future(future), ANSWER_S)
+        async with asyncio.timeout(ANSWER_S):
+            return await asyncio.wrap_future(future)
     except TimeoutError:
         await context.abort(
             grpc.StatusCode.UNAVAILABLE, f"the step loop has not answered for {ANSWER_S:g} s: it hangs, or has ended"

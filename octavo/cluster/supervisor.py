@@ -287,7 +287,8 @@ class Supervisor:
     async def _pause(self, seconds: float) -> None:
         """Sleeps, at most until `stop` is called."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
 
     async def _run_once(self, each: ManagedProcess) -> int:
         """Runs one process and returns its exit code, negative for a signal."""
@@ -363,7 +364,8 @@ class Supervisor:
         if process.returncode is None:
             process.kill()
         try:
-            await asyncio.wait_for(process.wait(), _KILL_S)
+            async with asyncio.timeout(_KILL_S):
+                await process.wait()
         except TimeoutError:
             self._on_event(each.spec, f"has not ended {_KILL_S:g} s after SIGKILL: nothing replaces it until it has")
 

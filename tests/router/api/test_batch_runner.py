@@ -333,3 +333,27 @@ async def test_a_record_that_cannot_be_read_holds_nobody(store: BatchStore, monk
         assert (await ended(make(store, line("b")))).status == "completed"
     # It may be another version's.
     assert damaged.folder.exists()
+
+
+@pytest.mark.parametrize("num_turns", range(5))
+async def test_a_stop_ends_a_look_that_was_just_woken(
+    store: BatchStore, monkeypatch: pytest.MonkeyPatch, num_turns: int
+) -> None:
+    """Before, the stop could be lost with the wait that ended at the same time, and the router never ended."""
+    monkeypatch.setattr(runner_module, "_POLL_S", 3600.0)
+    looked = asyncio.Event()
+    loop, queue = asyncio.get_running_loop(), store.queue
+
+    def look() -> list[tuple[Path, Path]]:
+        loop.call_soon_threadsafe(looked.set)
+        return queue()
+
+    monkeypatch.setattr(store, "queue", look)
+    async with asyncio.timeout(20):
+        async with running(store, Server()) as runner:
+            await looked.wait()
+            # It waits for a wake now.
+            await asyncio.sleep(0.05)
+            runner.wake()
+            for _ in range(num_turns):
+                await asyncio.sleep(0)

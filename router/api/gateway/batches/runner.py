@@ -141,7 +141,9 @@ class Runner:
             except Exception:
                 log.exception("batches can't be looked at")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), _POLL_S)
+                # Not wait_for, which loses a cancellation that comes together with what it waits for (Python 3.11).
+                async with asyncio.timeout(_POLL_S):
+                    await self._wake.wait()
 
     async def _sweep(self) -> None:
         now = asyncio.get_running_loop().time()
