@@ -5,7 +5,7 @@ from tests.support.kernels.faults import Fault
 FAULTS = [
     Fault(
         name="a piece holds attention by the plan of the step that it was captured with",
-        path="worker/gpu/graphs.py",
+        path="worker/gpu/executor.py",
         old="return self._device.between_graphs(attend)",
         new="return attend()",
         test="tests/worker/gpu_models/test_piecewise_graphs.py::test_steps_in_pieces_equal_steps_without_graphs_bit_for_bit",
