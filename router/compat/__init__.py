@@ -28,7 +28,7 @@ def add_services(
 
     services = [service for name in dict.fromkeys(names) for service in added(name)]
     if "vllm" in names and "smg" not in names:
-        # What `vllm` meant before.
+        # Until the next release, `vllm` includes `smg`.
         try:
             services += added("smg")
         except MissingPackageError:

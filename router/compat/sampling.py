@@ -83,7 +83,7 @@ _PUTS: dict[str, _Put] = {
     "seed": _put_seed,
     "logit_bias": _put_bias,
 }
-# What 0 means in a field that can't be left unset, if it is no value: the engines' default.
+# The engines' defaults, which 0 means in fields that can't be left unset and where 0 is no value.
 _ZEROS = {"max_tokens": 20, "top_p": 1.0, "repetition_penalty": 1.0}
 
 

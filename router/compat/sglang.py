@@ -82,7 +82,7 @@ class SglangService(EngineService, SglangSchedulerServicer):
             server_type="grpc",
             max_total_num_tokens=self.load().max_total_num_tokens,
         )
-        # What routers look for.
+        # Routers look for these.
         info.server_args.update(
             {
                 "model_path": model.name,

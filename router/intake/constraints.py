@@ -37,7 +37,7 @@ _OVER_BOUND_SECONDS = 60.0
 _MOST_PROBLEM_CHARS = 2_000
 # Constraints that are remembered, at most, and the bytes of what is known of them.
 _MOST_OUTCOMES, _MOST_OUTCOME_BYTES = 4096, 2**25
-# What an outcome takes besides its text.
+# Bytes of an outcome beside its text.
 _OUTCOME_BYTES = 512
 
 CompilerMaker = Callable[[ModelInfo], ConstraintCompiler]

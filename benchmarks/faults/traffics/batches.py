@@ -49,7 +49,7 @@ class _Watch:
         output = self.directory / "out.jsonl"
         if output.exists():
             self._check(output, None)
-        # What the router tells about; the input is one of them.
+        # The files that the router lists; the input is one of them.
         for told in self.directory.glob("batches/*/files/*.json"):
             self._check(told.with_suffix(".data"), json.loads(told.read_bytes())["bytes"])
 
@@ -203,7 +203,7 @@ def _num_kept(directory: Path) -> int:
         try:
             count += path.read_bytes().count(b'{"id":"batch_req_')
         except FileNotFoundError:
-            # It has got its final name.
+            # It was renamed to its final name.
             continue
     return count
 

@@ -178,7 +178,7 @@ class Clients(Traffic):
         ground.spared = _SURVIVORS
 
     async def begin(self) -> None:
-        # What processes create at the first request of a kind exists before they are looked at.
+        # Processes create some things at the first request of a kind: that comes before the first look.
         for manner in self._manners:
             await self._request(manner, random.Random(f"{self._seed}/{manner.__name__}"))
         self._before = await _levels_at_rest(self.cluster)

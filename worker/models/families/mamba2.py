@@ -17,7 +17,7 @@ from worker.models.family import Family
 from worker.weights.fused_files import FusedFiles
 from worker.weights.reader import Shape, WeightReader
 
-# What the recurrence reads, in its order; the first three are convolved.
+# The inputs of the recurrence, in its order; the first three are convolved.
 _INPUTS = ("x", "b", "c", "z", "dt")
 _CONVOLVED = _INPUTS[:3]
 

@@ -171,7 +171,7 @@ class _OpenApiSchema(GenerateJsonSchema):
     def generate_inner(self, schema: Any) -> JsonSchemaValue:
         made = super().generate_inner(schema)
         if "$ref" in made and len(made) > 1:
-            # What stands beside a reference is ignored.
+            # OpenAPI 3.0 ignores all keys beside a reference.
             return {"allOf": [{"$ref": made.pop("$ref")}], **made}
         return made
 
